@@ -21,7 +21,7 @@ COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
 _SET = "set a key to a value in YAML, overriding the file: train_grpo.num_steps=10; may be repeated"
 _MODEL = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
-_RUN = "`latest` (the one started last), its name, or a part of that"
+_RUN = "`latest` (the last one started), the name of a run, or a part of the name"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,7 +128,7 @@ def parser() -> argparse.ArgumentParser:
 
     option = _add(commands, "run", "pipelines.run.local:run", "run the whole pipeline on this machine", _SETTINGS)
     option("--params", type=Path, help="params file (default: params.yaml)")
-    option("--resume", metavar="RUN", help=f"resume, with its params, a stopped or failed run: {_RUN}")
+    option("--resume", metavar="RUN", help=f"resume a stopped or failed run with its params; RUN is {_RUN}")
     text = "recompute this stage, such as train_grpo, and those after it"
     option("--from", dest="start", default="", metavar="STAGE", help=text)
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
@@ -200,7 +200,7 @@ def _add_runs(commands: Any) -> None:
     option("--yes", action="store_true", help="do not ask")
 
     text = "remove what no run needs any more: unfinished work, failed runs, old runs"
-    option = _add(commands, "gc", "pipelines.run.garbage:collect", text)
+    option = _add(commands, "gc", f"{listing}:collect", text)
     option("--keep", type=int, metavar="N", help="remove all runs but the newest N (default: no run)")
     option("--dry-run", action="store_true", help="print what would be removed")
 

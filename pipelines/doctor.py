@@ -88,8 +88,8 @@ def slow_here(params: "Params") -> str:
 
 
 def _has_bf16_instructions() -> bool:
-    words = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").is_file() else []
-    return not _BF16_FLAGS.isdisjoint(words)
+    file = Path("/proc/cpuinfo")
+    return file.is_file() and not _BF16_FLAGS.isdisjoint(file.read_text().split())
 
 
 def doctor(params: Path | None) -> int:
@@ -182,11 +182,9 @@ def _nvidia() -> list[str]:
 def _imports() -> Iterator[Finding]:
     for name in ("transformers", "deepspeed", "vllm"):
         answer = str(_ask_python(f"import json, {name}; print(json.dumps({name}.__version__))"))
-        is_error = " " in answer  # a version has no spaces
-        if name == "vllm":
-            yield _finding(name, answer, is_error, "`sampler.vllm`, `serve` and `promote` need it: `make setup`")
-        else:
-            yield _finding(name, answer, is_error, "`make setup`", "error")
+        needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
+        is_wrong = " " in answer  # a version has no spaces
+        yield _finding(name, answer, is_wrong, f"{needed}`make setup`", "warning" if needed else "error")
 
 
 def _lock() -> Iterator[Finding]:
@@ -229,12 +227,10 @@ def _hub() -> Iterator[Finding]:
         return
     try:
         urllib.request.urlopen(constants.ENDPOINT, timeout=_DEADLINE_S).close()
-        is_reachable = True
+        yield Finding("hub", "ok", f"{constants.ENDPOINT} answers, {token}")
     except (OSError, ValueError, HTTPException):  # ValueError: an address without a scheme
-        is_reachable = False
-    remedy = "use models and datasets from local folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
-    text = f"{constants.ENDPOINT} {f'answers, {token}' if is_reachable else 'cannot be reached'}"
-    yield _finding("hub", text, not is_reachable, remedy)
+        remedy = "use models and datasets from local folders, or set HTTPS_PROXY, SSL_CERT_FILE or HF_ENDPOINT"
+        yield Finding("hub", "warning", f"{constants.ENDPOINT} cannot be reached", remedy)
 
 
 def _run(path: Path) -> Iterator[Finding]:

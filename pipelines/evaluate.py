@@ -155,10 +155,7 @@ def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
     if scores["sampled"] is None:
         return []
     first, *others = scores["pass_at_k"]["all"]
-    columns = [("pass_at_k", first)]
-    if others:
-        columns += [("pass_at_k", others[-1]), ("maj_at_k", others[-1])]
-    return columns
+    return [("pass_at_k", first), *((key, others[-1]) for key in ("pass_at_k", "maj_at_k") if others)]
 
 
 def _percent(score: Mapping[str, Any]) -> str:

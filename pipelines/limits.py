@@ -155,11 +155,9 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
 
 def _yaml_lines(sections: Mapping[str, Any], indentation: str = "") -> Iterator[str]:
     for key, value in sections.items():
-        if isinstance(value, dict):
-            yield f"{indentation}{key}:"
-            yield from _yaml_lines(value, f"{indentation}  ")
-        else:
-            yield f"{indentation}{key}: {value}"
+        is_section = isinstance(value, dict)
+        yield f"{indentation}{key}:" + ("" if is_section else f" {value}")
+        yield from _yaml_lines(value, f"{indentation}  ") if is_section else ()
 
 
 def _quantile(tokens: Sequence[int], fraction: float) -> int:

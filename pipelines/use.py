@@ -92,9 +92,8 @@ def _policy_of(folder: Path) -> Path | None:
 
 def weights_of(folder: Path) -> Path:
     """Return the folder with the weights of a model; PipelineError if it has none."""
-    weights = weights_folder(folder)
-    require_model_folder(weights)
-    return weights
+    require_model_folder(weights_folder(folder))
+    return weights_folder(folder)
 
 
 def fetch(version: str, destination: Path, registry: str) -> None:

@@ -57,7 +57,7 @@ class Protocol:
     def summary(self) -> str:
         """One line on the measurement."""
         if self.prompt is None:
-            return "the problems of a run, asked as the model was trained to be asked"
+            return "the problems of a run, with the prompt that the model was trained with"
         examples = f"{self.num_shots} solved examples" if self.num_shots else "no examples"
         way = "chat template" if self.chat else "plain text"
         tools = f", tool {self.tools.environment} in up to {self.tools.max_turns} turns" if self.tools else ""

@@ -81,7 +81,6 @@ _GROUPINGS: dict[str, Callable[[Record], Any]] = {
 
 
 def _table(records: Records, measure: Callable[[Records], dict[str, Any]]) -> dict[str, Any]:
-    """Return a measure of all records and of each group of them."""
     by_source = _by_source(records)
     table: dict[str, Any] = {"all": measure(records), "by_source": _measure_each(by_source, measure)}
     for name, key in _GROUPINGS.items():
@@ -161,8 +160,6 @@ def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[s
 
 
 def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
-    """Return the share of records that meet a condition, of all and by source."""
-
     def share(records: Records) -> dict[str, Any]:
         count, total = sum(map(condition, records)), len(records)
         interval = list(wilson_interval(count, total))
@@ -172,7 +169,6 @@ def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, 
 
 
 def _mean_accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[str, Any]:
-    """Return the probability that one sampled answer is right."""
     means = [fmean(map(is_right, rows)) for rows in _by_problem(records)]
     return {**_mean_over_problems(means, len(records)), "samples": len(records)}
 
@@ -205,10 +201,7 @@ def _wrong_vote(record: Record) -> Any:
 
 
 def _by_problem(records: Records) -> list[list[Record]]:
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record["id"]].append(record)
-    return list(groups.values())
+    return list(_grouped(records, itemgetter("id")).values())
 
 
 def _mean_over_problems(means: Sequence[float], num_answers: float) -> dict[str, Any]:

@@ -79,8 +79,7 @@ class Evaluator:
         num_tokens = sum(record["num_tokens"] for record in new)
         right: defaultdict[str, list[bool]] = defaultdict(list)
         for record in records:
-            name = "sampled" if record["sample"] else "greedy"
-            right[name].append(record["verdict"] == "right")
+            right["sampled" if record["sample"] else "greedy"].append(record["verdict"] == "right")
         bar.advance(
             len(new),
             model=self.name,
@@ -91,15 +90,13 @@ class Evaluator:
 
     def _records(self, problems: Sequence[Problem], sampling: Sampling) -> list[dict[str, Any]]:
         """Return the records of the completions of a batch; sample 0 is the greedy one."""
-        remedies = [
-            f"lower {_STAGE}.{key} (it is {getattr(self.config, key)})" for key in ("max_batch_size", "max_new_tokens")
-        ]
+        keys = ("max_batch_size", "max_new_tokens")
+        remedies = [f"lower {_STAGE}.{key} (it is {getattr(self.config, key)})" for key in keys]
         with explain_out_of_memory(f"answers to {len(problems)} problems at once", *remedies):
             groups = self.generate(problems, sampling)
         is_greedy = sampling.temperature == 0
-        first_sample = 0 if is_greedy else 1
         answered_problems = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
-        samples = [sample for group in groups for sample in range(first_sample, first_sample + len(group))]
+        samples = [sample for group in groups for sample, _ in enumerate(group, start=0 if is_greedy else 1)]
         completions = [completion for group in groups for completion in group]
         grades = grade_completions(self.verify, answered_problems, completions, self.policy)
         submissions = [  # after a failure of the environment, the response has no answer
@@ -186,7 +183,6 @@ def evaluate(
 
 
 def _have_same_files(model: Path, other: Path) -> bool:
-    """Return whether two models have the same files, except for their lineage."""
     names = {path.name for path in model.iterdir()} - {lineage.FILE_NAME}
     if names != {path.name for path in other.iterdir()} - {lineage.FILE_NAME}:
         return False
@@ -203,7 +199,6 @@ def evaluate_model(
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the scores that become the metrics of the stage."""
     accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
     return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
 

@@ -72,22 +72,32 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
 
 def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
-    if node is None:
+    if node is None:  # not readable as mathematics, so the texts are compared
         written = _SPACING.sub("", latex)
         is_echo = len(written) >= _MIN_CHARACTERS and written in _SPACING.sub("", question)
         return Reason.ECHO if is_echo else None
-    asked = _expressions(question)
     if node.operation == "=":
         sides = [side for side in node.operands if side.operands]
+        asked = _expressions(question)
         return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
     if _is_number(node):
-        forms = {_form(each) for each, _ in expected}
-        if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:  # a division to be done
-            return Reason.SETUP if _is_setup(question, node) else None
-        return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
+        return _reason_for_number(question, {_form(each) for each, _ in expected}, latex, node)
+    return _reason_for_expression(question, expected, latex, node)
+
+
+def _reason_for_number(question: str, forms: set[str], latex: str, node: Node) -> Reason | None:
+    """Why a number is refused: it is a division to be done, or the question's number in the old notation."""
+    if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
+        return Reason.SETUP if _is_setup(question, node) else None
+    return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
+
+
+def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, node: Node) -> Reason | None:
+    """Why an expression is refused: it or a constant part is in the question, or its numbers are to be combined."""
+    asked = _expressions(question)
     wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
-    parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
-    if _is_in_any(node, asked) or (wants_numbers and any(_is_in_any(part, asked) for part in parts)):
+    constant_parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
+    if _is_in_any(node, asked) or (wants_numbers and any(_is_in_any(part, asked) for part in constant_parts)):
         return Reason.ECHO
     is_unfinished = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
     return Reason.SETUP if is_unfinished and _is_setup(question, node) else None

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from components.grading.grade import grade, is_unit_tests, prepare
-from components.grading.parsing import Answer, Kind, parse, parse_structure
-from components.grading.units import read_question
+from components.grading.parsing import Kind, parse, parse_structure
+from components.grading.units import Context, read_question
 from components.grading.verdicts import Grade
 from components.shared.answer_policy import AnswerPolicy
 
@@ -27,17 +27,10 @@ def explain(gold: str, response: str, policy: AnswerPolicy, question: str = "") 
 
 def _lines(gold: str, question: str, graded: Grade) -> Iterator[tuple[str, str]]:
     yield "verdict", f"{graded.verdict}: {graded.why}"
-    yield "expected", _shown(gold)
-    yield "extracted", "nothing" if graded.extracted is None else _shown(graded.extracted)
-    if graded.extracted is not None and not is_unit_tests(gold):
-        try:
-            context = read_question(question, gold)
-            yield "read as", _described(parse(gold.strip(), context))
-            yield "and as", _described(parse(graded.extracted, context))
-        except MemoryError:
-            raise
-        except Exception as error:  # the parser may fail in any way on a model's text
-            yield "read as", f"nothing: it cannot be read ({type(error).__name__})"
+    for name, text in (("expected", gold.strip()), ("extracted", graded.extracted)):
+        yield name, "nothing" if text is None else _shown(text)
+        if text is not None and graded.extracted is not None and not is_unit_tests(gold):
+            yield "read as", _described(text, read_question(question, gold))
     yield "rule", graded.reason.rule
 
 
@@ -47,13 +40,21 @@ def _shown(text: str) -> str:
     return line if len(line) <= _MAX_SHOWN_CHARACTERS else f"{line[:_MAX_SHOWN_CHARACTERS]}..."
 
 
-def _described(answer: Answer) -> str:
-    unit = f" in the unit {answer.unit.kind}" if answer.unit else ""
+def _described(text: str, context: Context) -> str:
+    try:
+        answer = parse(text, context)
+        structure = parse_structure(answer.latex)
+    except MemoryError:
+        raise
+    except Exception as error:  # the parser may fail in any way on a model's text
+        return f"nothing: it cannot be read ({type(error).__name__})"
+    unit = ""
+    if answer.unit:  # centimetres are `length x 1/100`
+        unit = f" ({answer.unit.kind})" if answer.unit.factor == 1 else f" ({answer.unit.kind} x {answer.unit.factor})"
     if answer.number:
         value = answer.number.value
         written = f"the decimal {value}" if answer.number.places else f"the number {value}"
         return _shown(written) + unit
-    structure = parse_structure(answer.latex)
     if structure.kind is Kind.EXPRESSION:
         return _shown(f"{structure.kind} {answer.latex}") + unit
     listed = " ; ".join(structure.parts[:_MAX_PARTS])

@@ -29,7 +29,7 @@ class Reason(StrEnum):
     SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without naming one of them."
     NOT_UNDERSTOOD = "text that is not understood", "The answer has something in it that is no known notation."
     COSTLY = "too large or too deep to compute", "The answer would take too long to read or to evaluate."
-    HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a definition."
+    HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a LaTeX definition."
 
     # The answer leaves work undone.
     ECHO = "echoes the question", "The answer is an expression of the question, and not in the expected form."
@@ -42,7 +42,7 @@ class Reason(StrEnum):
     SAME_NOTATION = "same text in another notation", "The two are the same text once both are in the same notation."
     SAME_NUMBER = "same number", "Both are numbers, and they are equal, or one is a decimal that rounds the other."
     SAME_VALUE = "same value", "Both have the same value for all values of their variables."
-    SAME_PARTS = "same parts", "Both have the same values, in any order unless brackets fix it."
+    SAME_PARTS = "same parts", "Both have the same values, in the same order where brackets require one."
     SAME_RELATION = "same relation", "The two equations, inequalities or regions have the same solutions."
     SAME_WORDS = "same words", "Both are the same words, or name the same choice."
     SAME_TESTS = "all tests passed", "The code returns what each unit test expects."
@@ -53,9 +53,9 @@ class Reason(StrEnum):
     OTHER_PARTS = "different parts", "A value, a name, the order or the brackets differ."
     OTHER_RELATION = "different relation", "The two equations, inequalities or regions have different solutions."
     OTHER_WORDS = "different words", "The words differ, or the answer names another choice."
-    OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation for a number."
-    UNIT = "unit", "The answer is in a unit of another kind than the expected one."
-    FAILED_TESTS = "failed tests", "The code returns another value than some unit test expects, or fails."
+    OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation, not a number."
+    UNIT = "unit", "The answer and the expected one have units of different kinds."
+    FAILED_TESTS = "failed tests", "The code fails, or returns a value that a unit test does not expect."
     NO_CODE = "no code block", "The response has no code that could be run on the unit tests."
 
     # No verdict is possible.
@@ -67,7 +67,7 @@ class Reason(StrEnum):
     UNREADABLE_GOLD = "the expected answer cannot be read", "It is neither mathematics nor words that are understood."
     UNREADABLE_TESTS = "the unit tests cannot be read", "The unit tests are not in a form that is understood."
     NO_SANDBOX = "no sandbox", "Code runs in a sandbox only, and this machine has none."
-    ENVIRONMENT = "environment", "The environment that the model acted in failed, and the response is not whole."
+    ENVIRONMENT = "environment", "The model's environment failed, so the response is incomplete."
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from components.policy.attention import PackedLayout
-from components.policy.logprobs import LogprobModel, completion_logprobs, use_float32_logits
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.output_layer import use_float32_logits
 from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.policy.padded import use_padded_rows
 from components.shared.errors import PipelineError, out_of_memory

@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from components.policy.config import EngineConfig
-from components.policy.logprobs import TeacherTerm, TokenLogprobs, TokenLoss
 from components.policy.optimizer_state import OptimizerState, load_parameters, trained
+from components.policy.output_layer import TeacherTerm, TokenLogprobs, TokenLoss
 from components.policy.packing import MicroBatch
 from components.policy.parallel import init_ranks, set_group_timeouts
 from components.shared.errors import PipelineError

@@ -64,10 +64,7 @@ def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[
 
 
 def rollback_target(snapshot: Snapshot, name: str, alias: str) -> str | None:
-    """Return the tag of the version to which a rollback moves an alias; None without an earlier one.
-
-    Versions that were withdrawn, or that an earlier rollback moved away from, are skipped.
-    """
+    """Return the tag to which a rollback moves an alias, if any; withdrawn and rolled back versions are skipped."""
     stack: list[str] = []  # versions that had the alias, the current one last
     for change in changes_of(snapshot, name, alias):
         if change.action == "remove":

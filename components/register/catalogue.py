@@ -111,10 +111,7 @@ class Catalogue:
         return self._run(_announce(self._client(self._api_version), entry))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
-        """Update the states and aliases of a model's versions by number; return how many versions differed.
-
-        A withdrawn version is archived. Versions that are not in the catalogue are skipped.
-        """
+        """Update states (archived if withdrawn) and aliases of announced versions; return how many differed."""
         return self._run(_update(self._client(self._api_version), name, statuses))
 
     def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
@@ -326,10 +323,7 @@ async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
     )
     run = {"run_id": entry.source["model_source_id"]} if entry.source else {}
     version = ModelVersion(
-        name=entry.version,
-        author=_AUTHOR,
-        description=entry.description,
-        custom_properties={**entry.properties, **run},
+        name=entry.version, author=_AUTHOR, description=entry.description, custom_properties={**entry.properties, **run}
     )
     known_version, version_is_new = await _ensure(
         lambda: client.get_model_version_by_params(str(model.id), entry.version),

@@ -220,7 +220,6 @@ class _Branch:
 
 
 def _folder(step: int) -> str:
-    """Return the name of a checkpoint's folder on the branch."""
     return f"step-{step:06d}"
 
 

@@ -84,10 +84,7 @@ def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
 
 
 def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
-    """Return the tag of the newest version, empty without one, `changes_since` it, and `incomplete_steps` of it.
-
-    PipelineError if the registry does not answer.
-    """
+    """Return the tag of the newest version, empty without one, `changes_since` it, and `incomplete_steps` of it."""
     with read_registry(config.registry) as snapshot:
         versions = snapshot.versions(config.name)
         if not versions:

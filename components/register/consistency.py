@@ -56,7 +56,6 @@ def _check_reference(report: Path, made_by: Lineage, policy: Input, sft: Input) 
 
 
 def _check_artifact(report: Path, made_by: Lineage, name: str, reported: Input, folder: Path, digest: str) -> None:
-    """Raise PipelineError unless an artifact is the `reported` one, and its lineage a part of the report's."""
     if digest != reported.digest:
         raise PipelineError(
             f"{folder}: has digest {digest[:12]}, but the report {report} is about the input `{name}` with digest "

@@ -128,7 +128,6 @@ def _enforce_gate(verdict: Mapping[str, Any]) -> None:
 
 
 def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
-    """Return the version that has the policy's weights already, or None."""
     version = registry.snapshot.find(config.name, digests["policy"])
     return Registered(version, is_new=False) if version else None
 
@@ -196,7 +195,6 @@ def _announce(catalogue: Catalogue, entries: Sequence[Entry]) -> None:
 
 
 def _branch(version: Mapping[str, Any]) -> str:
-    """Return the branch on which a version is proposed."""
     return f"register/{version['tag']}"
 
 

@@ -47,7 +47,6 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
 
 
 def _origin(material: lineage.Material) -> str:
-    """Return the repository and commit that data were read from, or the digest of a file."""
     if material.repository and material.commit:
         return f"{material.repository} at {material.commit}"
     return f"SHA-256 {material.sha256}" if material.sha256 else "unknown"

@@ -94,10 +94,7 @@ class Registry:
         return storage_url((self.clone.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
 
     def store(self, folders: Mapping[str, Path]) -> Stored:
-        """Copy the folders of a version into the storage and read them back.
-
-        PipelineError, with the file and its object, where the storage does not return what was written.
-        """
+        """Copy the folders of a version into the storage; PipelineError unless it returns what was written."""
         with error_prefix(f"{self.storage_url()}: cannot store the version there"):
             stored = self.clone.dvc_json("store", {name: str(folder.resolve()) for name, folder in folders.items()})
         if stored["faults"]:

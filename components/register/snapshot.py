@@ -160,10 +160,9 @@ class Snapshot:
         targets = aliases | {f"{version.name}@latest": version.tag for version in versions}
         name, _, wanted = spec.rpartition("@")
         matching = [
-            version
-            for version in versions
-            if name in ("", version.name)
-            and (wanted == version.version or targets.get(f"{version.name}@{wanted}") == version.tag)
+            each
+            for each in versions
+            if name in ("", each.name) and (wanted == each.version or targets.get(f"{each.name}@{wanted}") == each.tag)
         ]
         if not matching:
             available = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
@@ -196,13 +195,8 @@ class Snapshot:
         for tag in self.tags():
             match = _ALIAS.fullmatch(tag.tag)
             if match and name in (None, match[1]) and alias in (None, match[2]):
-                values: dict[str, Any] = {
-                    "name": match[1],
-                    "alias": match[2],
-                    "count": int(match[4]),
-                    "withdrawn": match[3] == "!",
-                }
-                assignments.append(Assignment(**vars(tag), **values))
+                values: dict[str, Any] = {"name": match[1], "alias": match[2], "count": int(match[4])}
+                assignments.append(Assignment(**vars(tag), **values, withdrawn=match[3] == "!"))
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:

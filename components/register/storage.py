@@ -106,5 +106,4 @@ def _parsed(config: str) -> configparser.ConfigParser:
 
 
 def _first_set(variables: tuple[str, ...]) -> str | None:
-    """Return the value of the first of these environment variables that is not empty, or None."""
     return next(filter(None, map(os.environ.get, variables)), None)

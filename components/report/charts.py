@@ -128,10 +128,9 @@ def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step:
 
 
 def phase_chart(timings: Path) -> dict[str, Any]:
-    """Draw the seconds of each phase of the GRPO steps, stacked, from the output `timings` of train_grpo.
+    """Draw the seconds of each phase of the GRPO steps, from the output `timings` of train_grpo.
 
-    Returns:
-        The `chart`; each phase's color and share of the time by name; and the median time of a step in seconds.
+    Return the `chart`, each phase's color and share of the time by name, and the median time of a step in seconds.
     """
     rows = [row for _, row in jsonl.read_rows(timings / "timings.jsonl")]
     for row in rows:

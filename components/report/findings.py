@@ -331,7 +331,6 @@ def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
 
 
 def _outcome(pairs: Sequence[Pair]) -> Outcome:
-    """Count the answers to the problems of one source."""
     flexible = [
         (pair.first.flexible.verdict == "right", pair.grpo.flexible.verdict == "right")
         for pair in pairs
@@ -390,7 +389,6 @@ def read_evaluation(folder: Path) -> Evaluation:
 
 
 def _check_comparable(first: Evaluation, second: Evaluation) -> None:
-    """Raise PipelineError unless two models answered the same problems."""
     difference = problems_of(first.greedy) ^ problems_of(second.greedy)
     if difference:
         raise PipelineError(

@@ -212,7 +212,6 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
 
 
 def _reason(part: Mapping[str, Any], claim: Claim) -> str:
-    """Return one line with what was measured and what was required."""
     source, gain, level = part["source"], part["gain"], part["level"]
     if level is None:
         return f"{source}: changed by {points(gain)} points, {_bound(part['lower_bound'], claim.level, -claim.margin)}"
@@ -229,7 +228,9 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
         )
-    return text if part["not_worse"] else f"{text}; a loss of {100 * claim.margin:.1f} points is not excluded"
+    if not part["not_worse"]:
+        text += f"; a loss beyond the margin of {100 * claim.margin:.1f} points is not excluded"
+    return text
 
 
 def _bound(bound: float, level: float, required: float) -> str:
@@ -294,5 +295,5 @@ def health(
 
 
 def _condition(name: str, measured: str, required: str, passed: bool) -> dict[str, Any]:
-    reason = f"{name}: {measured} ({required} required)"
+    reason = f"{name}: {measured} ({required} {'allowed' if required.startswith('at most') else 'required'})"
     return {"name": name, "measured": measured, "required": required, "passed": passed, "reason": reason}

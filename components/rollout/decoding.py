@@ -21,12 +21,10 @@ from components.rollout.trajectory import Status, Trajectory
 
 _CALLS_TO_ANSWER = 8
 """Calls of the model during which an environment may answer; after them the batch waits for it."""
-_MAX_READ_TOKENS = 16_384
-"""Tokens of partial completions in one call, each counted as the longest; a call reads at least one completion."""
 
 
 class Decoding:
-    """One batch of trajectories, new and continued ones, which `run` samples to their ends."""
+    """One batch of trajectories, which `run` samples to their ends."""
 
     def __init__(
         self, checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], group_size: int, temperature: float
@@ -34,14 +32,14 @@ class Decoding:
         self.checkpoint, self.prompts, self.temperature = checkpoint, prompts, temperature
         self.cache = GroupCache([len(prompt) for prompt in prompts], group_size, checkpoint.device)
 
-    def run(self, trajectories: Sequence[Trajectory | None], uniform_RT: Tensor) -> None:
-        """Sample until every trajectory, group after group, is done or has forked; places with None stay empty.
+    def run(self, trajectories: Sequence[Trajectory], uniform_RT: Tensor) -> None:
+        """Sample until every trajectory, group after group, is done or has forked.
 
         `uniform_RT` has a number in [0, 1) for each token that may be sampled.
         """
-        self._active = {number: each for number, each in enumerate(trajectories) if each is not None}
+        self._active = dict(enumerate(trajectories))
         self._prompt_ids = {number: each.prompt_ids for number, each in self._active.items()}
-        ready, logits_RV = self._read_first()
+        ready, logits_RV = self.cache.numbers, self._read_prompts()
         # For each completion that waits for its environment, the number of calls after which it receives the answer.
         due: dict[int, int] = {}
         calls = 0
@@ -64,19 +62,11 @@ class Decoding:
             if ready:
                 logits_RV = self._read(ready)
 
-    def _read_first(self) -> tuple[list[int], Tensor]:
-        """Read the prompts and the partial completions; return the numbers of all completions, and their logits."""
-        lengths = self.cache.prompt_lengths
-        position_X = torch.tensor([place for length in lengths for place in range(length)])
+    def _read_prompts(self) -> Tensor:
+        """Read the prompts in one call; return the logits of the first token of each completion, (R, V)."""
+        position_X = torch.tensor([place for length in self.cache.prompt_lengths for place in range(length)])
         logits_PV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
-        self._drop_done()
-        new = [number for number in self.cache.numbers if not self._active[number].ids]
-        partial = [number for number in self.cache.numbers if self._active[number].ids]
-        longest = max((len(self._active[number].ids) for number in partial), default=1)
-        size = max(1, _MAX_READ_TOKENS // longest)
-        parts = [self._read(partial[start : start + size]) for start in range(0, len(partial), size)]
-        logits_RV = logits_PV[[number // self.cache.group_size for number in new]]
-        return new + partial, torch.cat([logits_RV, *parts])
+        return logits_PV.repeat_interleave(self.cache.group_size, 0)
 
     def _read(self, numbers: Sequence[int]) -> Tensor:
         """Read all unread tokens of these completions in one call; return the logits of their next tokens, (R, V)."""
@@ -113,11 +103,8 @@ class Decoding:
         return token_R, probability_RV.gather(1, token_R[:, None]).squeeze(1).log()
 
     def _drop_done(self) -> None:
-        """Drop the rows without a trajectory, and those of trajectories that are done or have forked."""
-        done = [
-            number not in self._active or not self._active[number].goes_on(self._prompt_ids[number])
-            for number in self.cache.numbers
-        ]
+        """Drop the rows of trajectories that are done or have forked."""
+        done = [not self._active[number].goes_on(self._prompt_ids[number]) for number in self.cache.numbers]
         if any(done):
             self.cache.drop(torch.tensor(done, device=self.checkpoint.device))
 

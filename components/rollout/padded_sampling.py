@@ -61,17 +61,16 @@ class _Done(StoppingCriteria):  # type: ignore[misc]
 
 @torch.inference_mode()
 def run_to_completion(
-    checkpoint: Checkpoint, trajectories: Sequence[Trajectory | None], temperature: float, uniform_RT: Tensor
+    checkpoint: Checkpoint, trajectories: Sequence[Trajectory], temperature: float, uniform_RT: Tensor
 ) -> None:
-    """Sample until every trajectory is done or has forked; places with None are skipped.
+    """Sample until every trajectory is done or has forked.
 
     Only prompts of equal length are read together, so that none is padded: a recurrence would read the padding.
     `uniform_RT` has a number in [0, 1) for each token that may be sampled.
     """
     by_length: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
     for number, trajectory in enumerate(trajectories):
-        if trajectory is not None:
-            by_length[len(trajectory.prompt_ids)][number] = trajectory
+        by_length[len(trajectory.prompt_ids)][number] = trajectory
     for _, rows in sorted(by_length.items()):
         _run(checkpoint, list(rows.values()), temperature, uniform_RT[list(rows)])
 

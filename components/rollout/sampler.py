@@ -39,8 +39,6 @@ class Sampling:
     environments: Environments | None = None
     """Where the model acts, turn by turn; None for completions of one turn. `max_new_tokens` then limits the sampled
     tokens of all turns together."""
-    segment_tokens: int | None = None
-    """Tokens to sample of each completion in one call, after which it is paused; None for no limit."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +76,14 @@ class Completion:
     text: str
     """The completion as text, without its last end token or stop text; an environment's answers are included."""
     finished: bool
-    """Whether an end token, a stop text or the environment ended it. Otherwise it was truncated, is paused, or its
-    environment has failed."""
+    """Whether an end token, a stop text or the environment ended it. Otherwise it was truncated, or its environment
+    has failed."""
     in_thought: bool = False
     """Whether the prompt ends in `<think>`, so that the text begins inside a thought."""
     turns: tuple[Turn, ...] = ()
     """All turns; empty without an environment."""
     failure: str | None = None
     """Why the environment failed, which leaves the completion without a reward; None where it did not."""
-    paused: bool = False
-    """Whether it stops here only because its segment is full: a later call continues it. Its turns are then those that
-    the environment has answered."""
     versions: tuple[int, ...] = ()
     """For each sampled token, the number of optimizer steps of the policy that sampled it; empty if not recorded."""
 
@@ -106,7 +101,7 @@ class Completion:
 
     @property
     def truncated(self) -> bool:
-        """Whether a limit of tokens or turns cut it off; also true while it is paused, false after a failure."""
+        """Whether a limit of tokens or turns cut it off; false after a failure."""
         return not self.finished and self.failure is None
 
     @property
@@ -137,8 +132,6 @@ class Completion:
         ]
 
 
-PartialCompletions = Sequence[Sequence[Completion]]
-"""The completions of each problem from an earlier call, paused or finished; an empty group for a new problem."""
 Generate = Callable[[Sequence[Problem], Sampling], list[list[Completion]]]
 """Returns the completions of each problem, in the order of the problems."""
 
@@ -146,14 +139,8 @@ Generate = Callable[[Sequence[Problem], Sampling], list[list[Completion]]]
 class Sampler(Protocol):
     """Samples from the policy."""
 
-    def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
-    ) -> list[list[Completion]]:
-        """Return the completions of each problem, in the order of the problems.
-
-        Paused completions in `partial` are continued with the current weights, the others returned unchanged. The
-        environment of a continued one is replayed up to its next turn.
-        """
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+        """Return the completions of each problem, in the order of the problems."""
 
     def attach(self, policy: "Policy", probes: Sequence[TokenSequence]) -> None:
         """Follow the weights of `policy` from now on; called once, by all processes.

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from components.environments.pool import Answer, Episode
 from components.policy.checkpoint import Checkpoint
 from components.policy.packing import TokenSequence
-from components.rollout.sampler import Completion, PartialCompletions, Sampling, StopTexts, Turn
+from components.rollout.sampler import Completion, Sampling, StopTexts, Turn
 from components.shared.chat import AnsweredTurn
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens_of
@@ -34,7 +34,7 @@ class Status(Enum):
     WAITING = auto()
     """The answer of its environment."""
     DONE = auto()
-    """Nothing: the trajectory is finished, truncated or paused, or its environment has failed."""
+    """Nothing: the trajectory is finished or truncated, or its environment has failed."""
 
 
 class RolloutContext:
@@ -50,36 +50,24 @@ class RolloutContext:
         self.stop = StopTexts(sampling.stop, checkpoint.decode)
         self.turn_stop = StopTexts(checkpoint.format.turn_stops if sampling.environments else (), checkpoint.decode)
 
-    def begin(
-        self, problems: Sequence[Problem], partial: PartialCompletions | None
-    ) -> "list[list[Trajectory | Completion]]":
-        """Return the group of each problem: a trajectory for each new or paused completion, and the finished ones."""
-        num_samples = self.sampling.num_samples
-        groups: list[list[Trajectory | Completion]] = []
-        for problem, group in zip(problems, partial or [()] * len(problems), strict=True):
-            if group and len(group) != num_samples:
-                raise ValueError(f"problem {problem.id}: {len(group)} partial completions, not {num_samples}")
-            if group:
-                groups.append(
-                    [Trajectory(self, problem, each.tokens.prompt_ids, each) if each.paused else each for each in group]
-                )
-                continue
+    def begin(self, problems: Sequence[Problem]) -> "list[list[Trajectory]]":
+        """Return a group of trajectories for each problem."""
+        groups = []
+        for problem in problems:
             prompt_ids = self.checkpoint.prompt_ids(problem.question, problem.source, problem.earlier)
             if self._engine_tokens is not None and len(prompt_ids) >= self._engine_tokens:
                 raise PipelineError(
                     f"the prompt of problem {problem.id} has {len(prompt_ids)} tokens, and vLLM reads at most "
                     f"{self._engine_tokens} with the completion: raise max_tokens in the section of vLLM"
                 )
-            groups.append([Trajectory(self, problem, prompt_ids) for _ in range(num_samples)])
+            groups.append([Trajectory(self, problem, prompt_ids) for _ in range(self.sampling.num_samples)])
         return groups
 
 
 class Trajectory:
-    """A completion from its first token, or from where it was paused, to its end."""
+    """A completion from its first token to its end."""
 
-    def __init__(
-        self, rollout: RolloutContext, problem: Problem, prompt_ids: tuple[int, ...], partial: Completion | None = None
-    ) -> None:
+    def __init__(self, rollout: RolloutContext, problem: Problem, prompt_ids: tuple[int, ...]) -> None:
         self.prompt_ids = prompt_ids
         """The prompt; after a fork, the rewritten prompt of the current turn."""
         self.ids: list[int] = []
@@ -101,25 +89,16 @@ class Trajectory:
         self._turn_start = 0
         """The place in `ids` at which the current turn begins."""
         self._episode: Episode | None = None
-        self._finished = self._paused = self._has_stop_text = False
+        self._finished = self._has_stop_text = False
         self._check_at = 0
         """The value of `num_sampled` at which no tokens are left; stored, as it is compared at each token."""
         self._failure: str | None = None
-        if partial is not None:
-            self._restore(partial)
-        segment = self._sampling.segment_tokens
-        self._segment_end = math.inf if segment is None else self.num_sampled + segment
         self._end_if_no_tokens_left()
 
     @property
     def tokens_left(self) -> int:
-        """How many tokens may be sampled before the trajectory is truncated or paused, in any number of turns."""
-        return int(min(self._tokens_to_truncation, self._segment_end - self.num_sampled))
-
-    @property
-    def has_forked(self) -> bool:
-        """Whether its prompt differs from that of the other completions of its group."""
-        return bool(self._forks)
+        """How many tokens may be sampled before the trajectory is truncated, in any number of turns."""
+        return int(min(self._sampling.max_new_tokens - self.num_sampled, self._context_left))
 
     def goes_on(self, prompt_ids: tuple[int, ...]) -> bool:
         """Return whether it is not done and still has this prompt (the same object): it has not forked since."""
@@ -202,7 +181,7 @@ class Trajectory:
         assert self.status is Status.DONE, "the trajectory is still sampled"
         turns = list(self._turns)
         num_in_turns = turns[-1].end if turns else 0
-        if self._sampling.environments is not None and not self._paused and self.num_sampled > num_in_turns:
+        if self._sampling.environments is not None and self.num_sampled > num_in_turns:
             turns.append(self._turn())  # truncated before it ended
         return Completion(
             self._tokens,
@@ -212,7 +191,6 @@ class Trajectory:
             in_thought=self._checkpoint.opens_thought(self._first_prompt_ids),
             turns=tuple(turns),
             failure=self._failure,
-            paused=self._paused,
         )
 
     def close(self) -> None:
@@ -227,32 +205,14 @@ class Trajectory:
         return TokenSequence(self._first_prompt_ids, ids, tuple(self._environment_spans), tuple(self._forks))
 
     @property
-    def _tokens_to_truncation(self) -> float:
-        """How many tokens may be sampled before the trajectory is truncated, in any number of turns."""
-        return min(self._sampling.max_new_tokens - self.num_sampled, self._context_left)
-
-    @property
     def _context_left(self) -> float:
         return self._rollout.max_tokens - len(self.prompt_ids) - len(self.ids)
 
-    def _restore(self, partial: Completion) -> None:
-        """Take the state with which a paused completion stopped."""
-        tokens, ids = partial.tokens, list(partial.tokens.completion_ids)
-        self._logprobs, self.num_sampled = list(partial.logprobs), partial.num_tokens
-        self._turns, self._forks = list(partial.turns), list(tokens.forks)
-        self._environment_spans = list(tokens.environment)
-        start, self.prompt_ids = tokens.forks[-1] if tokens.forks else (0, tokens.prompt_ids)
-        self._ids_before_fork, self.ids = ids[:start], ids[start:]
-        if partial.turns:
-            # All tokens up to the last observation, without those before the fork.
-            self._turn_start = partial.turns[-1].end + partial.num_environment_tokens - start
-
     def _end_if_no_tokens_left(self) -> None:
-        """End the trajectory, paused or truncated, where no more tokens may be sampled."""
+        """End the trajectory, truncated, where no more tokens may be sampled."""
         tokens_left = self.tokens_left
         self._check_at = self.num_sampled + tokens_left
         if tokens_left <= 0:
-            self._paused = self._tokens_to_truncation > 0
             self._end()
 
     def _ends_in_call(self) -> bool:
@@ -270,7 +230,7 @@ class Trajectory:
             self._end()
             return
         if self._episode is None:
-            self._episode = environments.begin(self._problem, [turn.response for turn in self._turns])
+            self._episode = environments.begin(self._problem)
         self.pending_answer, self.status = self._episode.step(self._turn().response), Status.WAITING
 
     def _end(self) -> None:
@@ -301,8 +261,3 @@ class Trajectory:
         # Stop texts in earlier turns and observations stay.
         before = self._checkpoint.decode(ids[: len(self._ids_before_fork) + self._turn_start])
         return before + self._rollout.stop.before(text.removeprefix(before))
-
-
-def completions_of(groups: Sequence[Sequence[Trajectory | Completion]]) -> list[list[Completion]]:
-    """Return the groups of `RolloutContext.begin` with the completion of each trajectory, which all are done."""
-    return [[each.completion() if isinstance(each, Trajectory) else each for each in group] for group in groups]

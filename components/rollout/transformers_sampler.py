@@ -12,13 +12,13 @@ from torch import Tensor
 from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
-from components.policy.logprobs import use_float32_logits
 from components.policy.lora import copy_merged_weights
+from components.policy.output_layer import use_float32_logits
 from components.policy.packed_weights import packed_weights
 from components.policy.packing import TokenSequence
 from components.rollout import decoding, padded_sampling
-from components.rollout.sampler import Completion, PartialCompletions, Sampling
-from components.rollout.trajectory import RolloutContext, Status, Trajectory, completions_of
+from components.rollout.sampler import Completion, Sampling
+from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.shared.problem import Problem
 
 _Key = tuple[int, int]
@@ -34,20 +34,15 @@ class TransformersSampler:
     """Completions generated at once; bounds memory."""
 
     @torch.inference_mode()
-    def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
-    ) -> list[list[Completion]]:
-        """See `Sampler`. With the same weights and seed, segments do not change what is sampled."""
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+        """See `Sampler`."""
         # A random number per completion and place, so that samples do not depend on how they are batched.
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
         uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
-        groups = RolloutContext(self.checkpoint, sampling).begin(problems, partial)
+        groups = RolloutContext(self.checkpoint, sampling).begin(problems)
         trajectories = {
-            (index, number): each
-            for index, group in enumerate(groups)
-            for number, each in enumerate(group)
-            if isinstance(each, Trajectory)
+            (index, number): each for index, group in enumerate(groups) for number, each in enumerate(group)
         }
         with ExitStack() as stack:
             for each in trajectories.values():
@@ -57,15 +52,15 @@ class TransformersSampler:
                 use_float32_logits(self.checkpoint.model.get_output_embeddings())
                 stack.enter_context(packed_weights(self.checkpoint.model))
             self._run(trajectories, sampling, uniform_PGT)
-        return completions_of(groups)
+        return [[each.completion() for each in group] for group in groups]
 
     def _run(self, trajectories: Mapping[_Key, Trajectory], sampling: Sampling, uniform_PGT: Tensor) -> None:
         """Sample until all trajectories are done: first by groups, then each that has forked with its own prompt."""
-        unforked = {key: each for key, each in _still_sampling(trajectories).items() if not each.has_forked}
-        prompts = {index: each.prompt_ids for (index, _), each in unforked.items()}
+        # Where a prompt fills the context, its whole group is done.
+        prompts = {index: each.prompt_ids for (index, _), each in _still_sampling(trajectories).items()}
         numbers = range(sampling.num_samples)
         groups = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
-        self._decode(groups, unforked, sampling, uniform_PGT)
+        self._decode(groups, trajectories, sampling, uniform_PGT)
         while forked := _still_sampling(trajectories):
             self._decode([(each.prompt_ids, [key]) for key, each in forked.items()], forked, sampling, uniform_PGT)
 
@@ -84,7 +79,7 @@ class TransformersSampler:
             batch = ordered[start : start + size]
             prompts = [prompt for prompt, _ in batch]
             keys = [key for _, keys in batch for key in keys]
-            rows = [trajectories.get(key) for key in keys]
+            rows = [trajectories[key] for key in keys]
             uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
             if self.checkpoint.is_padded:
                 padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform_RT)

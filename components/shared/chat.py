@@ -306,7 +306,6 @@ class PromptFormat:
         return answered.removeprefix(prompt).removesuffix(self.end) if answered.startswith(prompt) else text
 
     def _question_messages(self, problem: Problem) -> list[Message]:
-        """Return the messages up to the question of a problem."""
         return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)
 
     def _messages(self, text: str, earlier: Sequence[tuple[str, str]] = ()) -> list[Message]:

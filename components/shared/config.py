@@ -228,7 +228,6 @@ def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath)
 
 
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with `overlay` merged in: mappings key by key, other values replaced."""
     merged = dict(base)
     for key, value in overlay.items():
         are_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)

@@ -51,10 +51,7 @@ def replace(path: Path, new: Path) -> None:
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """Yield a path for a folder that becomes `destination` at the end of the block, unless the block fails.
-
-    PipelineError unless `destination` is empty or missing.
-    """
+    """Yield a path for a folder that becomes `destination`, empty or missing before, unless the block fails."""
     destination = destination.resolve()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise PipelineError(f"{destination}: is not empty; choose a new folder")

@@ -215,7 +215,6 @@ def unpack(folder_md5: str, folder: str) -> None:
 
 
 def _md5(odb: Any, path: str) -> str:
-    """Return the MD5 of a file in the storage."""
     with odb.fs.open(path, "rb") as source:
         return _copy(source, None)[0]
 
@@ -224,7 +223,6 @@ _COMMANDS: Sequence[Callable[..., None]] = (get_checked, list_storage, read, sto
 
 
 def _storage() -> Any:
-    """Return the object database of the default remote."""
     from dvc.data_cloud import Remote
 
     config = Config(".dvc")
@@ -360,7 +358,6 @@ def _address(odb: Any) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, as a traceback shows them."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -212,7 +212,6 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _cpu() -> str:
-    """Return the model of the processor."""
     if _CPUINFO.is_file():
         lines = [line.partition(":") for line in _CPUINFO.read_text("utf-8", "replace").splitlines()]
         values = {name.strip(): value.strip() for name, _, value in lines}
@@ -226,7 +225,6 @@ def _gpus() -> Iterator[str]:
 
 
 def _gpu_driver() -> str | None:
-    """Return the version of NVIDIA's driver; None without one."""
     path = _NVIDIA / "version"
     text = path.read_text("utf-8", "replace") if path.is_file() else ""
     match = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
@@ -303,7 +301,6 @@ def _has_secret(line: str) -> bool:
 
 
 def _entropy(text: str) -> float:
-    """Return the entropy of the characters of a text in bits per character."""
     fractions = [count / len(text) for count in Counter(text).values()]
     return -sum(fraction * math.log2(fraction) for fraction in fractions)
 

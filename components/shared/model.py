@@ -164,10 +164,7 @@ def other_layers(types: Iterable[str]) -> list[str]:
 
 
 def context_tokens(base: str) -> int | None:
-    """Return the context length of a base model in tokens; None if its config does not have it.
-
-    From the hub only the config is fetched; PipelineError if that is not possible.
-    """
+    """Return the context length of a base model in tokens, from its config alone; None if that does not have it."""
     if base in SCRATCH_MODELS:
         return SCRATCH_MODELS[base].max_tokens
     config = model_config(base)
@@ -195,10 +192,7 @@ def model_config(base: str) -> dict[str, Any]:
 
 
 def local_model(base: str) -> str:
-    """Return the folder or hub id of a base model; a GGUF file is converted to a folder, once.
-
-    PipelineError if there is no such file, or transformers cannot read it.
-    """
+    """Return the folder or hub id of a base model; a GGUF file is converted to a folder once, if that is possible."""
     if not base.endswith(".gguf"):
         return base
     file = Path(base)

@@ -82,7 +82,6 @@ class ModelShape:
         return sum(size for size in self._sizes() if size < threshold)
 
     def _sizes(self) -> Iterable[int]:
-        """Return the number of elements of each tensor."""
         layer = [inputs * outputs for inputs, outputs in self.projections.values()]
         layer += [self.hidden_size, self.hidden_size]  # norms before attention and before the MLP
         if self.qkv_bias:

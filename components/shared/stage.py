@@ -181,7 +181,6 @@ def run(
 
 
 def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[dict[str, float], PipelineError | None]:
-    """Return the metrics of a stage's function, and its verdict: an error that keeps the outputs, or None."""
     try:
         return stage.function(config, **folders), None
     except PipelineError as error:
@@ -212,7 +211,6 @@ def _begin(work: WorkFolder, described: Lineage) -> Path:
 
 
 def _reuse(earlier: Result, record: Record, outputs: Mapping[str, Path], described: Lineage) -> dict[str, float]:
-    """Publish the outputs of an earlier result as this run's, and return their metrics."""
     if not earlier.is_in(outputs):
         with _partial_outputs(outputs) as partial:
             for name, path in partial.items():

@@ -43,7 +43,6 @@ def token_lengths(model: ModelConfig, problems: Sequence[Problem]) -> tuple[list
 
 
 def _read(base: str) -> Tokenizer:
-    """Return the tokenizer of a model in a folder or on the hub."""
     path = model_file(base, TOKENIZER_FILE)
     try:
         return Tokenizer.from_file(str(path))
@@ -66,7 +65,6 @@ def _words(texts: list[str], pattern: Regex) -> Tokenizer:
 
 
 def _byte_pairs(texts: list[str], vocabulary_size: int) -> Tokenizer:
-    """Return a byte-level BPE tokenizer trained on the texts."""
     tokenizer = Tokenizer(models.BPE())
     # Digits one by one: a small model cannot learn arithmetic on tokens of several digits.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

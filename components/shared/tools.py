@@ -291,7 +291,6 @@ def find_calls(text: str, call_format: CallFormat | None) -> list[Call]:
 
 
 def _json_call(text: str) -> Call:
-    """Return the call in the text after a `<tool_call>`."""
     content, is_closed, _ = text.partition(_CLOSE)
     if not is_closed:
         return Call("", error=f"The call does not end with {_CLOSE}. {_ACCEPTED}")
@@ -349,10 +348,7 @@ def output_text(block: str) -> str:
 
 
 def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:
-    """Return a turn that ends in a fenced call with a call in JSON instead, the block as the first argument.
-
-    CallError if it does not call one of the functions.
-    """
+    """Return a turn that ends in a fenced call with a call in JSON instead; CallError if it calls no known function."""
     call = next(iter(find_calls(turn, "fenced")), None)
     function = functions.get(call.name) if call else None
     if call is None or function is None or not function.arguments:

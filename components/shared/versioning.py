@@ -71,10 +71,7 @@ class Workspace:
         return self._run("dvc", [sys.executable, "-P", str(_DVC), *arguments]).decode(errors="replace")
 
     def dvc_get(self, repository: str, path: str, revision: str, destination: Path) -> None:
-        """Copy a file or folder that DVC tracks, as of a revision of a repository.
-
-        PipelineError with the file and its object in the storage if one is missing or damaged.
-        """
+        """Copy what DVC tracks at a revision; PipelineError with file and object if one is missing or damaged."""
         self.dvc("get-checked", repository, path, revision, str(destination.absolute()))
 
     def dvc_json(self, command: str, *arguments: Any) -> Any:
@@ -83,7 +80,6 @@ class Workspace:
         return json.loads(self.dvc(command, *words))
 
     def _run(self, tool: str, command: Sequence[str], data: bytes = b"") -> bytes:
-        """Run a command of git or DVC and return its output; RetryableError if a network or a server has failed."""
         env = environment(self.scratch)
         try:
             process = subprocess.run(

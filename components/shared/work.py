@@ -192,10 +192,7 @@ class Checkpoint:
 
 
 def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
-    """Return the newest undamaged checkpoint, or None if there is no checkpoint.
-
-    PipelineError if all are damaged, or if it is of a run with another `fingerprint`.
-    """
+    """Return the newest undamaged checkpoint, if any; PipelineError if all are damaged, or it is of another run."""
     folders = _step_folders(folder)
     manifest = _first_undamaged([folders[step] for step in sorted(folders, reverse=True)], stage)
     if manifest is None and folders:
@@ -303,7 +300,6 @@ class CheckpointWriter:
         self._prune(step)
 
     def _write(self, target: Path, write: Callable[[Path], None], manifest: dict[str, Any]) -> None:
-        """Write a checkpoint to the folder `target`, all or nothing."""
         partial = target.with_name(f".{target.name}.partial")
         try:
             partial.mkdir()
@@ -333,13 +329,11 @@ class CheckpointWriter:
 
 
 def _step_folders(folder: Path) -> dict[int, Path]:
-    """Return the checkpoint folders by step, damaged or not."""
     named = ((path, re.fullmatch(r"step-(\d{6,})", path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
 
 def _verified_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint; PipelineError if a file has changed."""
     manifest = _manifest(folder)
     if int(folder.name.removeprefix("step-")) != manifest["step"]:
         raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
@@ -356,7 +350,6 @@ def _verified_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a checkpoint; PipelineError if it is missing or damaged."""
     path = folder / _MANIFEST
     sealed = jsonl.read_json(path)
     if not isinstance(sealed, dict) or sealed.get("digest") != lineage.value_digest(sealed.get("content")):

@@ -295,10 +295,6 @@ class SamplerConfig(Config):
     """Maximum number of policy updates between sampling and learning. With 0, each rollout is sampled from the weights
     that learn from it. With 1 or more, the sampler gets new weights every so many steps, and samples as many rollouts
     ahead from them; servers sample while the policy learns, other samplers in turn with it."""
-    segment_tokens: int | None = Field(default=None, gt=0)
-    """Maximum number of tokens of a completion sampled per step (partial rollouts). Unfinished completions continue in
-    the next step, from newer weights, and a group is learned from once all its completions are finished. A completion
-    that would become more than `max_staleness` updates old is truncated. Null samples completions in one go."""
     correction: CorrectionConfig = CorrectionConfig()
     max_mismatch: Annotated[float, Operational] = Field(0.05, gt=0)
     """Nats per token; mean absolute difference between the log-probabilities of sampler and trainer above which the run
@@ -308,11 +304,6 @@ class SamplerConfig(Config):
     def samples_ahead(self) -> bool:
         """Whether servers sample for the next step while the policy learns."""
         return self.servers is not None and self.max_staleness > 0
-
-    @property
-    def max_segments(self) -> int:
-        """Steps in which a completion is sampled at most; one less if it is sampled ahead, and learned from later."""
-        return self.max_staleness if self.samples_ahead else self.max_staleness + 1
 
     @model_validator(mode="after")
     def _engines_fit(self) -> "SamplerConfig":
@@ -331,9 +322,6 @@ class SamplerConfig(Config):
     def _staleness_fits(self) -> "SamplerConfig":
         is_corrected = self.max_staleness == 0 or self.correction.weight is not None
         _require(is_corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
-        if self.segment_tokens is not None:
-            least, reason = (2, ": servers sample a step ahead") if self.servers else (1, "")
-            _require(self.max_staleness >= least, f"segment_tokens needs max_staleness of {least} or more{reason}")
         return self
 
 
@@ -444,12 +432,6 @@ class TrainGRPOConfig(Config):
         return self.checkpoint.keep_in_registry > 0 and self.checkpoint.every_steps < self.num_steps
 
     @property
-    def max_sampled_tokens(self) -> int:
-        """Tokens after which a completion is truncated; fewer than `max_new_tokens` if staleness limits them."""
-        limit, segment = self.sampling.max_new_tokens, self.sampler.segment_tokens
-        return limit if segment is None else min(limit, segment * self.sampler.max_segments)
-
-    @property
     def sampler_dtype(self) -> SamplerDtype:
         """Type of vLLM's weights and activations."""
         return self.sampler.dtype or self.engine.dtype
@@ -483,7 +465,7 @@ class TrainGRPOConfig(Config):
             _require(getattr(self, key) % getattr(self, divisor) == 0, f"{key} must be a multiple of {divisor}")
         has_groups = self.prompts_per_step >= self.engine.num_processes
         _require(has_groups, "prompts_per_step must be engine.num_processes or more: each process samples whole groups")
-        buffer, size = self.reward.overlong_buffer_tokens, self.max_sampled_tokens
+        buffer, size = self.reward.overlong_buffer_tokens, self.sampling.max_new_tokens
         _require(buffer < size, f"reward.overlong_buffer_tokens must be smaller than the {size} tokens of a completion")
         holds_group = self.sampling.max_batch_size >= self.group_size
         _require(holds_group, "sampling.max_batch_size must hold a group: group_size or more")
@@ -491,9 +473,6 @@ class TrainGRPOConfig(Config):
         _require(has_use, "num_iterations above 1 needs a KL term or a reward model, which a new iteration renews")
         allowed = self.sampler.max_staleness == 0 or not (self.prompts.max_resampling_rounds or self.reward.model)
         _require(allowed, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
-        has_whole_groups = not self.reward.min_mixed_at_start or self.sampler.segment_tokens is None
-        rule = "reward.min_mixed_at_start needs sampler.segment_tokens: null: the first groups have to be whole"
-        _require(has_whole_groups, rule)
         can_score = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
         _require(can_score, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
         is_measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0

@@ -36,7 +36,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
         rewards += [sum(each.combined(weights)) for each in group.scored_G]
     lengths = [each.completion.num_tokens for each in scored]
     num_scorable = sum(group.num_scorable for group in rollout.sampled)
-    num_groups = len(rollout.sampled) or math.nan  # NaN makes fractions of no groups NaN
+    num_groups = len(rollout.sampled)
     zero_variance = [group for group in rollout.sampled if not rewards_differ(config, group)]
     all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
     all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
@@ -49,7 +49,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
         "worked_fraction": mean([each.completion.is_worked(answer_policy) for each in scored]),
         "completion_length_tokens": mean(lengths),
-        "completion_length_max_tokens": max(lengths, default=math.nan),
+        "completion_length_max_tokens": max(lengths),
         "truncated_fraction": mean([each.completion.truncated for each in scored]),
         "unanswered_fraction": mean([is_unanswered(each) for each in scored]),
         "unscorable_fraction": mean([each.why_unscorable is not None for each in scored]),
@@ -69,18 +69,12 @@ def is_unanswered(scored: ScoredCompletion) -> bool:
 
 
 def staleness_metrics(config: TrainGRPOConfig, rollout: Rollout, step: int) -> dict[str, float]:
-    """Return the ages, in updates, of the tokens that a step learns from, and related metrics; {} without staleness."""
+    """Return the ages, in updates, of the tokens that a step learns from; {} without staleness."""
     if not config.sampler.max_staleness:
         return {}
     completions = [scored.completion for group in rollout.trained for scored in group.scored_G]
     ages = [step - 1 - version for completion in completions for version in completion.versions]
-    figures = {"staleness_mean": mean(ages), "staleness_max": max(ages, default=math.nan)}
-    if config.sampler.segment_tokens is None:
-        return figures
-    limit = config.max_sampled_tokens
-    limited_by_staleness = limit < config.sampling.max_new_tokens
-    truncated = [limited_by_staleness and each.truncated and each.num_tokens >= limit for each in completions]
-    return {**figures, "stale_truncated_fraction": mean(truncated), "groups_in_flight": rollout.groups_in_flight}
+    return {"staleness_mean": mean(ages), "staleness_max": max(ages, default=math.nan)}
 
 
 def _distinct_answers(group: Group) -> float:

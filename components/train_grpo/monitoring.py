@@ -105,8 +105,6 @@ def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkp
 def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str]:
     """Yield lines that say whether the policy can learn from the first rollout, and what to change if not."""
     scored = [each for group in groups for each in group.scored_G]
-    if not scored:
-        return
     counts = Counter(map(_outcome, scored))
     shares = {outcome: counts[outcome] / len(scored) for outcome in _OUTCOMES if counts[outcome]}
     num_mixed = sum(rewards_differ(config, group) for group in groups)
@@ -165,11 +163,11 @@ def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str
 def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
     """Return why the run has to stop, if too many steps in a row had no learning signal; print a warning before.
 
-    Steps in which partial rollouts had finished no group do not count. With a teacher every step has a signal.
+    With a teacher every step has a signal.
     """
-    if config.teacher or (curves and not _has_groups(curves[-1])):
+    if config.teacher:
         return None
-    rows = list(takewhile(_teaches_nothing, filter(_has_groups, reversed(curves))))
+    rows = list(takewhile(_teaches_nothing, reversed(curves)))
     pairs = [(name, column_mean(rows, column)) for name, column in _COLUMNS_SHOWN.items()]
     means = {name: mean for name, mean in pairs if mean is not None}
     shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
@@ -184,7 +182,6 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
 
 def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
     """Raise PipelineError if no step of the run had a learning signal: the policy would equal its reference."""
-    curves = list(filter(_has_groups, curves))
     if all(row["groups_all_right_fraction"] == 1 for row in curves):
         say("train_grpo", "warning: every answer was right in every step: there was nothing left to learn")
     elif (
@@ -196,11 +193,6 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
             "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
             f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"
         )
-
-
-def _has_groups(row: Row) -> bool:
-    """Return whether a step had groups to learn from."""
-    return row["groups_without_spread_fraction"] is not None
 
 
 def _teaches_nothing(row: Row) -> bool:

@@ -1,11 +1,11 @@
 """Rollouts that are sampled before the preceding updates are done (`sampler.max_staleness`)."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -13,7 +13,6 @@ from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group
 from components.train_grpo.slow_rewards import in_thread
 
-_T = TypeVar("_T")
 _GROUPS = TypeAdapter(list[Group])
 """Turns groups into numbers, text, lists and dicts for a checkpoint, and back."""
 
@@ -66,24 +65,17 @@ class PrefetchedRollouts(Rollouts):
         super().restore(state)
         for groups_P in state["ahead"]:
             groups = _GROUPS.validate_python(self.ranks.shard(groups_P))
-            self._ahead.append(completed_future(Rollout(groups, groups, 0.0, 0.0)))
+            self._ahead.append(_completed(Rollout(groups, groups, 0.0, 0.0)))
 
     def _begin(self, step: int, *, version: int) -> "Future[Rollout]":
         """Begin this process's shard of the rollout of a step: in a thread if servers sample, else sample it now."""
         problems_P = self.ranks.shard(self.prompts.next_batch(self.config.prompts_per_step))
         sample = partial(self._sample_shard, problems_P, self._seed(f"step {step}", 0), version)
-        return begin(sample, ahead=self.config.sampler.samples_ahead)
+        return in_thread(sample) if self.config.sampler.samples_ahead else _completed(sample())
 
 
-def begin(sample: Callable[[], _T], *, ahead: bool) -> "Future[_T]":
-    """Return the future result of `sample`: called in a thread if `ahead`, else called now."""
-    if ahead:
-        return in_thread(sample)
-    return completed_future(sample())
-
-
-def completed_future(result: _T) -> "Future[_T]":
+def _completed(rollout: Rollout) -> "Future[Rollout]":
     """Return a future that already has its result."""
-    future: Future[_T] = Future()
-    future.set_result(result)
+    future: Future[Rollout] = Future()
+    future.set_result(rollout)
     return future

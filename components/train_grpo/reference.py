@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from components.policy.engine import Policy, import_deepspeed
-from components.policy.logprobs import LogprobModel, TokenLogprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.lora import adapters_disabled
+from components.policy.output_layer import TokenLogprobs
 from components.policy.packing import MicroBatch
 from components.policy.parallel import set_group_timeouts
 from components.train_grpo.config import ReferencePlacement

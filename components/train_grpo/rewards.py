@@ -168,9 +168,7 @@ def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, m
     If the prompt asks for thoughts, or begins one, the completion must be one thought and then the answer; of several
     turns, the first must begin with the thought. Code must be in a fenced block, and needs no reasoning before it.
     """
-    first_turn = completion.response
-    if len(completion.turns) > 1:
-        first_turn = ("<think>" if completion.in_thought else "") + completion.turns[0].text
+    first_turn = completion.turns[0].response if completion.turns else completion.response
     must_think = completion.in_thought or model.asks_for_thoughts(problem.source)
     if not completion.finished or (must_think and not _thinks_first(first_turn)):
         return 0.0
@@ -210,7 +208,7 @@ def length(problem: Problem, completions_G: Sequence["Completion"], grades_G: Se
 @built_in("overlong", key="overlong_buffer_tokens", settings=lambda config, model: {"config": config})
 def overlong(problem: Problem, completion: "Completion", grade: Grade, *, config: "TrainGRPOConfig") -> float:
     """Return 0 up to the buffer, then a line down to -1 at the length limit (DAPO, arXiv 2503.14476, equation 13)."""
-    buffer, limit = config.reward.overlong_buffer_tokens, config.max_sampled_tokens
+    buffer, limit = config.reward.overlong_buffer_tokens, config.sampling.max_new_tokens
     return -max(0, completion.num_tokens - (limit - buffer)) / buffer
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.profiler import record_function
 
 from components.environments.pool import Environments
 from components.policy.parallel import Ranks
-from components.rollout.sampler import Completion, PartialCompletions, Sampler, Sampling
+from components.rollout.sampler import Completion, Sampler, Sampling
 from components.shared.errors import explain_out_of_memory
 from components.shared.problem import Problem
 from components.train_grpo.config import TrainGRPOConfig
@@ -42,8 +41,6 @@ class Rollout:
     scoring_s: float
     sync_s: float = 0.0
     """Time to update the weights of the sampler."""
-    groups_in_flight: int = 0
-    """Groups that are left to later steps (see partial_rollouts.py)."""
 
 
 @dataclass
@@ -115,22 +112,22 @@ class Rollouts:
     def _sample_shard(self, problems_P: Sequence[Problem], seed: int, version: int) -> Rollout:
         """Sample and score this process's shard of a rollout, from the weights after `version` updates."""
         sampling_began = time.monotonic()
+        sampling = Sampling(
+            num_samples=self.config.group_size,
+            temperature=self.config.sampling.temperature,
+            max_new_tokens=self.config.sampling.max_new_tokens,
+            seed=seed,
+            environments=self.environments,
+        )
         with record_function("sampling"):
-            completions_PG = with_version(self.sampler.generate(problems_P, self.sampling(seed)), version)
+            sampled_PG = self.sampler.generate(problems_P, sampling)
+        completions_PG = [
+            [replace(each, versions=(version,) * each.num_tokens) for each in group] for group in sampled_PG
+        ]
         scoring_began = time.monotonic()
         with record_function("scoring"), self._scoring_lock:
             groups = self.score(problems_P, completions_PG)
         return Rollout(groups, groups, scoring_began - sampling_began, time.monotonic() - scoring_began)
-
-    def sampling(self, seed: int) -> Sampling:
-        """Return the settings of the sampler, with a seed."""
-        return Sampling(
-            num_samples=self.config.group_size,
-            temperature=self.config.sampling.temperature,
-            max_new_tokens=self.config.max_sampled_tokens,
-            seed=seed,
-            environments=self.environments,
-        )
 
     def _seed(self, name: str, round_: int) -> int:
         """Return the seed of a round of resampling of a rollout, a different one in each process."""
@@ -138,16 +135,12 @@ class Rollouts:
         return random.Random(f"{self.config.seed}/{name}/{round_}{suffix}").getrandbits(48)
 
     def _gather(self, groups: list[Group]) -> list[Group]:
-        """Return the groups of all processes, and record their pass rates."""
+        """Return the groups of all processes; `prompts` may leave solved problems out of later passes."""
         shards = self.ranks.all_gather(groups, "the end of sampling")
         groups_P = [group for shard in shards for group in shard]
-        self._record_pass_rates(groups_P)
-        return groups_P
-
-    def _record_pass_rates(self, groups_P: Sequence[Group]) -> None:
-        """Record pass rates: `prompts` may leave solved problems out of later passes."""
         for group in groups_P:
             self.prompts.record(group.problem.id, num_right=group.num_right, num_scored=group.num_scorable)
+        return groups_P
 
     def memory_for_rollout(self) -> AbstractContextManager[None]:
         """Name the config keys to change if sampling or scoring in the block runs out of memory."""
@@ -158,20 +151,6 @@ class Rollouts:
         elif not sampler.servers:
             remedies.insert(0, f"lower train_grpo.sampling.max_batch_size (it is {sampling.max_batch_size})")
         return explain_out_of_memory("the rollout", *remedies)
-
-
-def with_version(
-    completions_PG: Sequence[Sequence[Completion]], version: int, partial_PG: PartialCompletions = ()
-) -> list[list[Completion]]:
-    """Return completions with the version of the weights of each token; tokens in `partial_PG` have one already."""
-    versioned_PG: list[list[Completion]] = []
-    for completions_G, partial_G in zip_longest(completions_PG, partial_PG, fillvalue=()):
-        versioned_PG.append([])
-        for completion, partial in zip_longest(completions_G, partial_G):  # None for a new completion
-            old = partial.versions if partial else ()
-            new = (version,) * (completion.num_tokens - len(old))
-            versioned_PG[-1].append(replace(completion, versions=old + new))
-    return versioned_PG
 
 
 def combined_rewards(config: TrainGRPOConfig, groups: Sequence[Group]) -> Tensor:

@@ -13,7 +13,6 @@ from components.shared.images import GPU
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, local_model, model_file, weights_folder
 from components.shared.own_code import own_code_materials
-from components.shared.progress import say
 from components.shared.stage import Stage
 from components.shared.watchdog import memory_folder
 from components.train_grpo.config import TrainGRPOConfig
@@ -25,11 +24,6 @@ def train(
     config: TrainGRPOConfig, *, problems: Path, reference: Path, policy: Path, training: Path, timings: Path, work: Path
 ) -> dict[str, float]:
     """Optimise the reference checkpoint with GRPO on the training problems; return the metrics of the policy."""
-    sampler, limit = config.sampler, config.sampling.max_new_tokens
-    if config.max_sampled_tokens < limit:
-        lengths = f"{config.max_sampled_tokens} tokens, below sampling.max_new_tokens: {limit}"
-        cause = f"sampler.segment_tokens is {sampler.segment_tokens}, and max_staleness allows {sampler.max_segments}"
-        say("train_grpo", f"warning: completions are truncated at {lengths}; {cause} segments")
     with sampling_services(config, reference, work), checkpoints_published(config, work):
         return run_ranks(
             _train_rank,

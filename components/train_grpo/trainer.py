@@ -97,7 +97,7 @@ class Trainer:
         if step == 1:
             is_main = self.policy.ranks.is_main
             self.history.first_rollout = check_first(self.config, rollout.sampled, is_main=is_main)
-        if rollout.sampled and not self._has_tried_largest_pass:
+        if not self._has_tried_largest_pass:
             try_largest_pass(self.config, self.policy, self.checkpoint, rollout)
             self._has_tried_largest_pass = True
 

@@ -65,6 +65,6 @@ def _reward_parts(
 
 def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:
     """Return which of `_LIMITS` a truncated trajectory has reached."""
-    if completion.num_tokens >= config.max_sampled_tokens:
+    if completion.num_tokens >= config.sampling.max_new_tokens:
         return "tokens"
     return "turns" if len(completion.turns) >= tools.max_turns else "context"

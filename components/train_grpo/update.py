@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from components.policy.engine import Policy
-from components.policy.logprobs import LogprobModel, TeacherTerm, TokenLogprobs, completion_logprobs
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.output_layer import TeacherTerm, TokenLogprobs
 from components.policy.packing import MicroBatch, Shard, TokenSequence, pack_shard
 from components.policy.parallel import Ranks
 from components.train_grpo.config import TrainGRPOConfig

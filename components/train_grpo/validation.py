@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -16,15 +17,18 @@ from components.grading.verifier import Grade, Verdict
 from components.policy.parallel import Ranks
 from components.rollout.sampler import Completion, Sampler, Sampling
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.errors import PipelineError
 from components.shared.problem import Problem
+from components.shared.progress import say
 from components.shared.statistics import score
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.records import Row, column_mean
+from components.train_grpo.records import History, Row, column_mean
 
 ValidationResult = Mapping[str, Any]
 """The results of one validation, see `Validator.measure`."""
 ACCURACY = "validation_accuracy"
 """Column of the curves."""
+_RESULT_COLUMNS = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
 
 _LIMITED_METRICS = {
     "max_kl": ("kl", "KL divergence from the reference"),
@@ -131,6 +135,34 @@ def early_stop(config: TrainGRPOConfig, curves: Sequence[Row], validations: Sequ
         return None
     comparison = f"a better accuracy than the {leader['accuracy']:.1%} of step {leader['step']}"
     return Stop(f"{num_since} validations without {comparison} (train_grpo.validation.patience)", fails=False)
+
+
+def choose_result(
+    config: TrainGRPOConfig, history: History, best_saved: Callable[[], tuple[int, Path] | None]
+) -> tuple[Path | None, dict[str, float], dict[str, Any]]:
+    """Choose the resulting policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
+
+    `best_saved` returns the step and the weights of the best saved policy. Return the file with the weights of the
+    result, None for the last step, the metrics of its step, and a record of the choice.
+    """
+    last = chosen = len(history.curves)
+    early = early_stop(config, history.curves, history.validation) if last < config.num_steps else None
+    if early and early.fails:
+        raise PipelineError(early.reason)
+    weights = None
+    if config.validation and config.checkpoint.keep_best and (saved := best_saved()) and saved[0] < last:
+        chosen, weights = saved
+    if early:
+        say("train_grpo", f"stopped after step {last} of {config.num_steps}: {early.reason}")
+    row = history.curves[chosen - 1]
+    metrics = {name: value for name in _RESULT_COLUMNS if (value := row[name]) is not None}
+    if config.validation:
+        metrics["policy_step"] = chosen
+        if (accuracy := row[ACCURACY]) is not None:
+            metrics[ACCURACY] = accuracy
+        reason = ", the best in validation" if config.checkpoint.keep_best else ""
+        say("train_grpo", f"the policy is that of step {chosen} of {last}{reason}")
+    return weights, metrics, {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
 
 
 def _exceeded_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:

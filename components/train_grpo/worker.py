@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from components.environments.pool import Environments
 from components.grading.verifier import Verifier
@@ -30,7 +29,6 @@ from components.shared.problem import Problem, Split, draw, read_problems
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.monitoring import Profiler, StepTimer, missing_signal, require_learning
-from components.train_grpo.partial_rollouts import PartialRollouts
 from components.train_grpo.prefetched_rollouts import PrefetchedRollouts
 from components.train_grpo.prompts import Prompts
 from components.train_grpo.reference import AdapterReference, Reference
@@ -41,12 +39,11 @@ from components.train_grpo.scoring import Scorer
 from components.train_grpo.slow_rewards import Answers, write_totals
 from components.train_grpo.teacher import load_teacher
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.validation import ACCURACY, Validator, best, early_stop
+from components.train_grpo.validation import Validator, best, choose_result, early_stop
 
 _NUM_PROBES = 8
 """Training problems whose solutions verify that sampler and trainer have the same weights, by log-probabilities."""
 _STAGE = "train_grpo"
-_RESULT_COLUMNS = ("reward", "accuracy", "worked_fraction", "completion_length_tokens", "kl")
 
 
 def train_rank(
@@ -83,7 +80,7 @@ def train_rank(
                     steps_done=resumption.steps_done, after_step=partial(_after_step, trainer, resumption, stop, live)
                 )
                 require_learning(config, history.curves)
-                weights, metrics, result = _result(trainer, resumption)
+                weights, metrics, result = choose_result(config, history, resumption.best)
             with trainer.policy.gather_full_parameters():
                 if ranks.is_main:
                     if weights:
@@ -131,33 +128,6 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
         raise PipelineError(problem)
 
 
-def _result(trainer: Trainer, resumption: Resumption) -> tuple[Path | None, dict[str, float], dict[str, Any]]:
-    """Choose the resulting policy: the best in validation with `checkpoint.keep_best`, else that of the last step.
-
-    Return the file with its weights, None for the last step, the metrics of its step, and a record of the choice.
-    """
-    history, config = trainer.history, trainer.config
-    last = chosen = len(history.curves)
-    early = early_stop(config, history.curves, history.validation) if last < config.num_steps else None
-    if early and early.fails:
-        raise PipelineError(early.reason)
-    weights = None
-    best_saved = resumption.best() if config.validation and config.checkpoint.keep_best else None
-    if best_saved and best_saved[0] < last:
-        chosen, weights = best_saved
-    if early:
-        say(_STAGE, f"stopped after step {last} of {config.num_steps}: {early.reason}")
-    row = history.curves[chosen - 1]
-    metrics = {name: value for name in _RESULT_COLUMNS if (value := row[name]) is not None}
-    if config.validation:
-        metrics["policy_step"] = chosen
-        if (accuracy := row[ACCURACY]) is not None:
-            metrics[ACCURACY] = accuracy
-        reason = ", the best in validation" if config.checkpoint.keep_best else ""
-        say(_STAGE, f"the policy is that of step {chosen} of {last}{reason}")
-    return weights, metrics, {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
-
-
 def build_trainer(
     config: TrainGRPOConfig,
     checkpoint: Checkpoint,
@@ -193,8 +163,6 @@ def build_trainer(
     grade = partial(grade_completions, verify)
     score = Scorer(config, checkpoint, grade, reward_model)
     rollouts_class: type[Rollouts] = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
-    if config.sampler.segment_tokens is not None:
-        rollouts_class = PartialRollouts
     rollouts = rollouts_class(config, prompts, sampler, score, policy.ranks, environments)
     validator = None
     if config.validation:

@@ -66,7 +66,6 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
 
 
 def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
-    """Return the problem in a line, or None and what is wrong with it."""
     try:
         # Strict mode, which refuses "3" as a level, takes a string for the split only from JSON.
         problem = Problem.model_validate_json(json.dumps(values), strict=True)
@@ -80,7 +79,6 @@ def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
 
 
 def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> list[dict[str, Any]]:
-    """Return the columns that only valid problems have, for each problem."""
     ids = defaultdict(list)
     for problem in problems:
         ids[problem.split, _normalised(problem.conversation)].append(problem.id)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 """The default params file."""
-Command = Callable[[Kubeflow, argparse.Namespace], int]
+Command = Callable[[Kubeflow, argparse.Namespace], "int | Iterable[str]"]
+"""Returns the exit code, or the lines to print."""
 _INTERRUPTED = 130
 
 
@@ -59,7 +60,7 @@ def add_commands(commands: Any) -> None:
     command = _add(actions, "apply", _apply, "create or update the named schedule", starts_runs=True)
     command.add_argument("name", metavar="NAME")
     command.add_argument("--cron", required=True, help='six fields, UTC: "0 0 2 * * 1" is Monday at 02:00')
-    _add(actions, "list", _list, "list schedules and when they fire next")
+    _add(actions, "list", lambda kubeflow, _: schedules.listed(kubeflow), "list schedules and when they fire next")
     command = _add(actions, "remove", _remove, "remove a schedule once all of its runs have ended")
     command.add_argument("name", metavar="NAME")
     command.add_argument("--now", action="store_true", help="end its unfinished runs, and remove them with it")
@@ -69,7 +70,13 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
     """Add a command that connects to Kubeflow and calls `run`, with the options that all such commands share."""
 
     def connect_and_run(options: argparse.Namespace) -> int:
-        return run(Kubeflow(options.endpoint, options.namespace, options.token_file, options.ca_file), options)
+        result = run(Kubeflow(options.endpoint, options.namespace, options.token_file, options.ca_file), options)
+        try:
+            for line in [] if isinstance(result, int) else result:
+                print(line, flush=True)
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        return result if isinstance(result, int) else 0
 
     command: argparse.ArgumentParser = commands.add_parser(name, help=summary)
     command.set_defaults(command=connect_and_run)
@@ -96,9 +103,8 @@ def _variable(*names: str) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
-def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
-    from pipelines.cluster.publish import build, publish
-    from pipelines.cluster.submission import compiled, images_of_this_machine, read
+def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> Iterator[str]:
+    from pipelines.cluster.submission import build, compiled, images_of_this_machine, publish, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         images = None
@@ -108,7 +114,7 @@ def _publish(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
         package = read(compiled(Path(folder), options.params, images))
         if not options.local_images:
             raise_all(images_of_this_machine(package.images))
-        return _print(publish(kubeflow, package, options.params))
+        yield from publish(kubeflow, package, options.params)
 
 
 def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
@@ -130,21 +136,24 @@ def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
         return _INTERRUPTED
 
 
-def _status(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
-    return _print(runs.show(kubeflow, kubeflow.find(options.run)) if options.run else runs.listed(kubeflow))
+def _status(kubeflow: Kubeflow, options: argparse.Namespace) -> list[str]:
+    return runs.show(kubeflow, kubeflow.find(options.run)) if options.run else runs.listed(kubeflow)
 
 
-def _logs(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+def _logs(kubeflow: Kubeflow, options: argparse.Namespace) -> Iterator[str]:
     run = kubeflow.find(options.run)
-    snapshots = logs.poll(kubeflow, run.run_id) if options.follow else [run]
-    return _print(logs.logs(kubeflow, snapshots, options.stage))
+    return logs.logs(kubeflow, logs.poll(kubeflow, run.run_id) if options.follow else [run], options.stage)
 
 
-def _stop(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
-    return _print(runs.stop(kubeflow, kubeflow.find(options.run)))
+def _stop(kubeflow: Kubeflow, options: argparse.Namespace) -> Iterator[str]:
+    return runs.stop(kubeflow, kubeflow.find(options.run))
 
 
-def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
+def _remove(kubeflow: Kubeflow, options: argparse.Namespace) -> Iterator[str]:
+    return schedules.remove(kubeflow, options.name, now=options.now)
+
+
+def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> list[str]:
     schedules.check_cron(options.cron)
     with _prepared(options, scheduled=True) as job:
         experiment, account = options.experiment, options.service_account
@@ -153,25 +162,7 @@ def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
         why = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
         print(f"note: {run.display_name} ({run.run_id}) {why}", file=sys.stderr)
     times = [f"    {time}" for time in schedules.next_times(options.cron, datetime.now(UTC))]
-    return _print([f"{options.name}  {outcome}: {schedules.describe_cron(options.cron)}", *times])
-
-
-def _list(kubeflow: Kubeflow, _: argparse.Namespace) -> int:
-    return _print(schedules.listed(kubeflow))
-
-
-def _remove(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
-    return _print(schedules.remove(kubeflow, options.name, now=options.now))
-
-
-def _print(lines: Iterable[str]) -> int:
-    """Print lines as they come; return the exit code, 130 if Ctrl-C ends them."""
-    try:
-        for line in lines:
-            print(line, flush=True)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    return 0
+    return [f"{options.name}  {outcome}: {schedules.describe_cron(options.cron)}", *times]
 
 
 @contextmanager

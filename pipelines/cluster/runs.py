@@ -21,6 +21,7 @@ from pipelines.cluster.stages import (
     stages,
 )
 from pipelines.run.screen import Screen, Style, duration
+from pipelines.tables import aligned
 
 _NUM_RUNS = 10
 _LOOK_S = 30.0
@@ -49,7 +50,7 @@ def listed(kubeflow: Kubeflow) -> list[str]:
         ended = run.finished_at if run.state in FINISHED else None
         times = (_clock(run.created_at), _took(run.created_at, ended))
         rows.append((run.run_id[:_ID_LENGTH], run.display_name, _state(run), *times))
-    return table(rows)
+    return aligned(rows).splitlines()
 
 
 def show(kubeflow: Kubeflow, run: Any) -> list[str]:
@@ -62,7 +63,7 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
         attempt = f" (attempt {len(stage.pods)})" if len(stage.pods) > 1 else ""
         rows.append((stage.title, in_words(stage.state) + attempt, _clock(stage.started), took))
     if len(rows) > 1:
-        lines += ["", *table(rows)]
+        lines += ["", *aligned(rows).splitlines()]
     elif not known:
         lines += ["", "its stages are unknown: the pipeline version that it was started from has been deleted"]
     if is_lost(kubeflow, run):
@@ -131,12 +132,6 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
 def in_words(state: str | None) -> str:
     """Return a state of Kubeflow's as people write it."""
     return (state or "PENDING").lower().replace("_", " ")
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines in which the columns are aligned."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _show_stages(screen: Screen, every: Sequence[Stage], shown: dict[str, str]) -> None:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import is_lost
-from pipelines.cluster.runs import in_words, stop, table
+from pipelines.cluster.runs import in_words, stop
 from pipelines.cluster.stages import FINISHED, LONGEST_DESCRIPTION
+from pipelines.tables import aligned
 
 if TYPE_CHECKING:
     from pipelines.cluster.submission import Package
@@ -40,7 +41,7 @@ def listed(kubeflow: Kubeflow) -> list[str]:
     rows = [("schedule", "state", "cron", "meaning", "next", "compiled by")]
     for each in schedules:
         rows.append((each.display_name, in_words(each.status), *_times(each), _compiled_by(kubeflow, each)))
-    return table(rows)
+    return aligned(rows).splitlines()
 
 
 def apply(

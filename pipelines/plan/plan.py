@@ -21,8 +21,8 @@ _LABELS = {
     "sampler_weights": "sampler's weights",
     "kv_cache": "KV cache",
     "sampling": "logits while sampling",
-    "update_peak": "sum at the peak of the update",
-    "sampling_peak": "sum at the peak of sampling",
+    "update_peak": "peak during the update",
+    "sampling_peak": "peak during sampling",
 }
 """Labels of parts in the table, if they differ from their names."""
 
@@ -81,10 +81,12 @@ def _memory(run: Run, gpu: Gpu) -> str:
         if name != "gathered" and any(memory[name] for memory in by_stage.values()):
             rows.append([_LABELS.get(name, name), *(_gib(memory[name]) for memory in by_stage.values())])
     fit = ["yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values()]
+    notes = "* as in the params file. The driver and fragmentation take the rest of the GPU's memory."
     if run.element_bytes == 2:
-        fit[:2] = ["not bf16"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
+        fit[:2] = ["no"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
+        notes += "\nTraining in bf16 needs ZeRO 2 or 3."
     rows.append([f"fits into {_gib(gpu.usable_bytes)}", *fit])
-    return f"{aligned(rows, left=1)}\n* as in the params file; the driver and fragments take the rest of the memory"
+    return f"{aligned(rows, left=1)}\n{notes}"
 
 
 def _verdict(run: Run, gpu: Gpu) -> str:
@@ -108,8 +110,8 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     return (
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
-        f"GPUs are assumed to reach {EFFICIENCY:.0%} of their peak arithmetic and bandwidth. Published steps of\n"
-        "other trainers took 0.7 to 1.5 times the plan; models below a billion parameters take even longer."
+        f"GPUs are assumed to reach {EFFICIENCY:.0%} of their peak arithmetic and bandwidth. Step times\n"
+        "that others published are 0.7 to 1.5 times the plan's; models below a billion parameters take longer."
     )
 
 

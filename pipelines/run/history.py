@@ -60,10 +60,8 @@ class StageRun:
     @property
     def end(self) -> str:
         """How an unfinished stage ended: `failed`, or `stopped` if it was killed or may succeed when it is resumed."""
-        is_stopped = (
-            self.error is None or self.error.get("exit_code", RetryableError.exit_code) == RetryableError.exit_code
-        )
-        return "stopped" if is_stopped else "failed"
+        exit_code = (self.error or {}).get("exit_code", RetryableError.exit_code)
+        return "stopped" if exit_code == RetryableError.exit_code else "failed"
 
     @property
     def reused_from(self) -> str | None:
@@ -171,10 +169,7 @@ def read_run(folder: Path) -> Run | None:
 
 
 def resolve(name: str, outputs: Path = OUTPUTS) -> Run:
-    """Return the run that `name` identifies: `latest` (started last), the name of a run or a part of it, or its path.
-
-    PipelineError if no run matches, or if several do.
-    """
+    """Return the run with this path, name or part of a name, or `latest`; PipelineError if none or several match."""
     names = sorted((each.name for each in (outputs / "runs").glob("*/") if _NAME.fullmatch(each.name)), reverse=True)
     if not names:
         raise PipelineError(f"{outputs / 'runs'}: there are no runs; `grpo-pipeline run` makes one")

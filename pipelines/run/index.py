@@ -11,8 +11,8 @@ from components.report.formatting import points
 from components.shared import page
 from components.shared.errors import PipelineError
 from components.shared.versioning import is_url
-from pipelines.run.curves import COLORS, curve_of, steps_of, svg_plot
 from pipelines.run.history import LOG, OUTPUTS, PAGE, PARAMS, Run, every_run
+from pipelines.run.watch import COLORS, curve_of, steps_of, svg_plot
 
 _CURVES = ("reward", "accuracy")  # figures of the GRPO steps that have a curve in the row of a run
 

@@ -5,7 +5,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import count
@@ -13,30 +13,32 @@ from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any
 
-from components.preflight.config import STAGES, Params, advisories, as_yaml, contradictions, is_about_limits
-from components.shared import durable, jsonl
+from rich.text import Text
+
+from components.preflight.config import (
+    STAGES,
+    Params,
+    advisories,
+    as_yaml,
+    contradictions,
+    is_about_limits,
+    load_params,
+    stage_sections,
+)
+from components.report import formatting
+from components.report.report import RunFacts, render_report
+from components.shared import durable, jsonl, lineage
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
-from components.shared.execution import current_revision, keys_in, uncommitted_files
+from components.shared.execution import Revision, current_revision, keys_in, uncommitted_files
+from components.shared.page import percent
+from components.shared.problem import problems_file, splits_in
 from components.shared.work import last_step
 from pipelines.doctor import slow_here, unused_gpu
 from pipelines.requirements import missing_here, short_of_disk
-from pipelines.run import index, summary
+from pipelines.run import history, index
 from pipelines.run.expected import Expectation, expectations, records
-from pipelines.run.history import (
-    ABOUT,
-    JOURNAL,
-    LOCK,
-    LOG,
-    OUTPUTS,
-    PAGE,
-    PARAMS,
-    About,
-    Run,
-    every_run,
-    read_run,
-    resolve,
-)
+from pipelines.run.history import About, Run, every_run, read_run, resolve
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style, duration
@@ -49,6 +51,10 @@ _LOG_LINES, _LOG_BYTES = 20, 1 << 20
 """Last lines of the log that are shown when a stage is killed, and the end of the log in which they are looked for."""
 _MARGIN_S = 5.0  # time for a stopped stage to end after it has written a checkpoint
 _POLL_S = 0.2
+_FILES = {"figures": history.FIGURES, "params": history.PARAMS, "log": history.LOG, "journal": history.JOURNAL}
+_FILES |= {"outputs of the stages": history.ARTIFACTS, "all runs": "../../index.html"}
+"""Links from the report to other files of the run, by label."""
+_COLUMN_WIDTH = 24
 
 
 def run(
@@ -76,7 +82,7 @@ def run(
         raise PipelineError(f"--name {name}: accepted are letters, digits, `_`, `-` and `.`")
     fresh_from = STAGES[0] if fresh else start
     resumed = resolve(resume) if resume else None
-    path = resumed.folder / PARAMS if resumed else (params or Path("params.yaml"))
+    path = resumed.folder / history.PARAMS if resumed else (params or Path("params.yaml"))
     config = load(path, settings)
     patch = current_revision().patch or ""
     warnings = _check(path, config, patch)
@@ -84,13 +90,13 @@ def run(
     screen = Screen(sys.stdout, sys.stderr)
     description = About(params=resumed.about.params if resumed else path.stem, **about)
     if dry_run or resumed:
-        like = [resumed] if resumed else [run for run in every_run(OUTPUTS) if run.about.params == description.params]
+        like = [resumed] if resumed else [run for run in every_run() if run.about.params == description.params]
         _show_expected(expectations(config, like, fresh_from=fresh_from), screen, every=dry_run)
     if dry_run:
         return 0
     folder = _new_folder(description, name or description.params)
-    lock = durable.lock_folder(folder / LOCK)  # until the run ends
-    (folder / PARAMS).write_text(f"{heading(path, settings)}{as_yaml(config)}", encoding="utf-8")
+    lock = durable.lock_folder(folder / history.LOCK)  # until the run ends
+    (folder / history.PARAMS).write_text(f"{heading(path, settings)}{as_yaml(config)}", encoding="utf-8")
     screen.show(f"{path} -> {folder}/", Style.DIM)
     if files := uncommitted_files(patch):
         screen.show(f"uncommitted changes are recorded in every lineage: {listed(files)}", Style.DIM)
@@ -108,7 +114,7 @@ def _check(path: Path, params: Params, patch: str) -> list[str]:
     if any(map(is_about_limits, problems)):
         problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
-    full_disk = short_of_disk(params, OUTPUTS) if has_base else None
+    full_disk = short_of_disk(params, history.OUTPUTS) if has_base else None
     problems = [f"{path}: {line}" for line in problems]
     if full_disk and not records("train_sft"):  # outputs that are reused take no space
         problems.append(full_disk)
@@ -123,12 +129,12 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
     started = time.monotonic()
     # A stopped training writes a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
-    with (folder / JOURNAL).open("a+", encoding="utf-8") as journal:
+    with (folder / history.JOURNAL).open("a+", encoding="utf-8") as journal:
         tracker = Tracker(screen, journal, STAGES)
         try:
             _execute(folder, tracker, screen, grace_s, fresh_from)
         except SystemExit:
-            screen.end(f"{_end_of(folder, params)}; log: {folder / LOG}")
+            screen.end(f"{_end_of(folder, params)}; log: {folder / history.LOG}")
             raise
         finally:
             screen.draw([])
@@ -137,15 +143,15 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
     run = resolve(folder.name)
     exit_code = _exit_code(tracker, run, screen)
     if "report" in run.stages and run.stages["report"].finished is not None:
-        summary.write(run, exit_code)
+        _write_summary(run, exit_code)
         _make_latest(folder)
-        summary.show(folder, screen)
+        _show_summary(folder, screen)
     else:
         screen.show(_end_of(folder, params))
     with suppress(PipelineError, OSError):  # a failed index does not fail the run
-        index.write(OUTPUTS, params.register.registry)
+        index.write(history.OUTPUTS, params.register.registry)
     done = f"{tracker.num_finished} of {len(STAGES)} stages in {duration(time.monotonic() - started)}"
-    screen.show(f"{done}; log: {folder / LOG}", Style.DIM)
+    screen.show(f"{done}; log: {folder / history.LOG}", Style.DIM)
     return exit_code
 
 
@@ -178,24 +184,24 @@ def _end_of(folder: Path, params: Params) -> str:
 
 def _new_folder(about: About, name: str) -> Path:
     """Make the folder of a run; runs started in the same second get different folders."""
-    first = OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
+    first = history.OUTPUTS / "runs" / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}"
     for number in count(1):
         folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
-    jsonl.write_json(folder / ABOUT, about.model_dump(mode="json"))
+    jsonl.write_json(folder / history.ABOUT, about.model_dump(mode="json"))
     return folder
 
 
 def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fresh_from: str) -> None:
     """Run all stages in another process, which gets `grace_s` to end if it is stopped, and show their messages."""
     command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), f"--fresh-from={fresh_from}"]
-    environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / JOURNAL)}
+    environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / history.JOURNAL)}
     with (
         # The temporary folders of killed stages are removed with this one.
         tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as scratch,
-        (folder / LOG).open("wb") as log,
+        (folder / history.LOG).open("wb") as log,
         process(command, {**environment, "TMPDIR": scratch}, grace_s=grace_s, log=log) as stages,
     ):
         try:
@@ -218,10 +224,10 @@ def _exit_code(tracker: Tracker, run: Run, screen: Screen) -> int:
     if stage is None:
         return 0
     if tracker.exit_code is not None:  # the stage has reported its error
-        for page in filter(Path.is_file, (output / PAGE for output in run.stages[stage].outputs.values())):
+        for page in filter(Path.is_file, (output / history.PAGE for output in run.stages[stage].outputs.values())):
             screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
-    log = run.folder / LOG
+    log = run.folder / history.LOG
     _, _, output = durable.tail(log, max_bytes=_LOG_BYTES).rpartition(f"{header(stage)}\n")
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     screen.error(f"{stage} stopped unexpectedly; the last lines of {log}:", *lines[-_LOG_LINES:])
@@ -230,7 +236,80 @@ def _exit_code(tracker: Tracker, run: Run, screen: Screen) -> int:
 
 def _make_latest(folder: Path) -> None:
     """Point outputs/latest to a run, atomically."""
-    link = OUTPUTS / f".latest-{os.getpid()}"
+    link = history.OUTPUTS / f".latest-{os.getpid()}"
     link.unlink(missing_ok=True)
-    link.symlink_to(folder.relative_to(OUTPUTS))
-    link.replace(OUTPUTS / "latest")
+    link.symlink_to(folder.relative_to(history.OUTPUTS))
+    link.replace(history.OUTPUTS / "latest")
+
+
+def _write_summary(run: Run, exit_code: int) -> None:
+    """Write report.html and summary.json of a run: those of its report stage, with version, times and digests added."""
+    folder = run.folder
+    params = load_params(folder / history.PARAMS)
+    outputs = {name: stage.outputs for name, stage in run.stages.items()}
+    inputs = {
+        "evaluation": outputs["evaluate"]["evaluation"],
+        **{f"{model}_training": outputs[f"train_{model}"]["training"] for model in ("sft", "grpo")},
+        "validation": outputs["validate_data"]["validation"],
+    }
+    reused = {name: stage.reused_from for name, stage in run.stages.items() if stage.reused_from}
+    computed = [stage for stage in run.stages.values() if not stage.reused_from]
+    seconds = {stage.name: stage.seconds for stage in computed if stage.seconds is not None}
+    version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
+    timings = outputs["train_grpo"]["timings"]
+    made_by = lineage.read(outputs["report"]["report"])
+    command = _repeating(folder, made_by.revision() if made_by else None, version)
+    facts = RunFacts(version, seconds, timings, made_by, command, _FILES)
+    figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
+    page = render_report(params.report, inputs, verdict=figures["verdict"], run=facts)
+    (folder / history.PAGE).write_text(page, encoding="utf-8")
+    problems = outputs["prepare_data"]["problems"]
+    digests = {
+        **figures["digests"],
+        "params_file": lineage.value_digest(stage_sections(params)),
+        **{split: lineage.file_digest(problems_file(problems, split)) for split in splits_in(problems)},
+    }
+    added = {"digests": digests, "version": version, "seconds": seconds, "reused_from": reused, "exit": exit_code}
+    jsonl.write_json(folder / history.FIGURES, {**figures, **added})
+
+
+def _repeating(folder: Path, revision: Revision | None, version: Mapping[str, Any] | None) -> str:
+    """Return the shell command that repeats a run: from its version if it has one, otherwise from its commit."""
+    if version:
+        return f".venv/bin/grpo-pipeline reproduce {version['tag']}"
+    lines = [f"git checkout {revision.commit}"] if revision and revision.commit else []
+    if revision and revision.patch_digest:
+        lines.append("# and apply the uncommitted changes, `revisions` in lineage.json of the report")
+    return "\n".join([*lines, f".venv/bin/grpo-pipeline run --params {folder / history.PARAMS}"])
+
+
+def _show_summary(folder: Path, screen: Screen) -> None:
+    """Show the accuracies, the verdict and the version of a run from its summary.json."""
+    figures = jsonl.read_json(folder / history.FIGURES)
+    verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
+    rows: dict[str, list[str]] = {"on held-out problems": list(history.MODELS.values())}
+    for source in (part["source"] for part in verdict["sources"]):
+        scores = [figures["models"][model][source] for model in history.MODELS]
+        cells = [f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores]
+        rows[f"{source} accuracy"] = cells
+    rows["answers with steps"] = [percent(figures["worked_fraction"][model]) for model in history.MODELS]
+    rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in history.MODELS]
+    screen.show()
+    label_width = max(_COLUMN_WIDTH, *(len(label) + 2 for label in rows))
+    for number, (label, cells) in enumerate(rows.items()):
+        line = f"{label:<{label_width}}" + "".join(f"{cell:<{_COLUMN_WIDTH}}" for cell in cells).rstrip()
+        screen.show(line, Style.BOLD if number == 0 else "")
+    screen.show()
+    outcome = ("passed", Style.GREEN)
+    if not verdict["passed"]:
+        outcome = ("MISSED" if verdict["enforced"] else "MISSED (not enforced)", Style.RED)
+    first, *others = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
+    screen.show(Text.assemble("gate        ", outcome, f": {first}"))
+    for line in others:
+        screen.show(f"            {line}")
+    if verdict["champion"] and verdict["champion"]["passed"]:
+        screen.show(f"champion    {verdict['champion']['reason'].removeprefix('champion ')}")
+    if verdict["looks"]:
+        screen.show(f"test set    {formatting.test_set_use(verdict['looks'])}")
+    screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
+    screen.show(f"report      {folder / history.PAGE}")

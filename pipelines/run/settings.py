@@ -17,8 +17,7 @@ _SET_PREFIX = "# set: "  # beginning of the comment lines that name the keys whi
 def load(path: Path, settings: Sequence[str] = ()) -> Params:
     """Return the params in a file, changed by settings such as `train_grpo.num_steps=10`, whose values are YAML.
 
-    `null` resets a key to its default; a number in a key is the index of a list item. PipelineError names all problems:
-    those in the file by their line, those in a setting by its key.
+    `null` resets a key to its default; a number in a key is the index of a list item. PipelineError names all problems.
     """
     values = read_params(path)
     keys = [_set(values, setting) for setting in settings]

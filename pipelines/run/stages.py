@@ -11,8 +11,8 @@ import signal
 import sys
 from importlib import import_module
 from multiprocessing import forkserver, get_context
-from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from pathlib import Path
+from typing import Any
 
 from components.preflight.config import STAGES
 from components.shared.images import GPU
@@ -71,20 +71,15 @@ def run_stages(folder: Path, *, fresh_from: str) -> int:
 
 def _run_in_process(stage: Stage, options: list[str]) -> int:
     """Run a stage in a new process, and return its exit code; a negative one is the signal that killed it."""
-    process = _context(stage).Process(target=_run_stage, args=(stage.name, options))
+    context: Any = get_context("fork")
+    if stage.image == GPU:  # libraries that have initialised an accelerator cannot be forked
+        context = get_context("spawn" if _has_accelerator() else "forkserver")
+    process = context.Process(target=_run_stage, args=(stage.name, options))
     process.start()  # may wait until the fork server has imported its modules
     if _received_signals:
         process.terminate()
     process.join()
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def _context(stage: Stage) -> ForkContext | ForkServerContext | SpawnContext:
-    """Return how to start the process of a stage: libraries that have initialised an accelerator cannot be forked."""
-    if stage.image == GPU and _has_accelerator():
-        return get_context("spawn")
-    return get_context("forkserver") if stage.image == GPU else get_context("fork")
+    return int(process.exitcode)
 
 
 def _has_accelerator() -> bool:

@@ -10,12 +10,9 @@ from components.cluster import kube
 from components.cluster.config import ClusterConfig, ClusterStage
 from components.cluster.job import Job, RankFailure, name_of
 from components.cluster.kube import Clock
-from components.cluster.launch import run_ranks
 from components.cluster.trainjob import run_on_cluster
 from components.shared import jsonl
-from components.shared.config import Config
 from components.shared.environment import KUBECONFIG_VARIABLE
-from components.shared.stage import Stage
 from tests.cluster.ranks import act
 from tests.fake_cluster import ApiServer, kinds, script
 from tests.fake_cluster.cluster import ScriptedCluster
@@ -34,27 +31,6 @@ EVERY_SETTING: dict[str, Any] = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "secrets": {"hub": ["HF_TOKEN"]},
 }
-
-
-class TrainConfig(Config):
-    """How long the training of `STEP` is."""
-
-    num_steps: int
-
-
-def train_ranks(config: TrainConfig, *, policy: Path) -> dict[str, float]:
-    """Stand for what ranks do: their pods are the cluster's, which does it for them."""
-    raise NotImplementedError
-
-
-def train(config: TrainConfig, *, policy: Path, work: Path) -> dict[str, float]:
-    """Train on the cluster."""
-    outputs = {"policy": policy}
-    return run_ranks(train_ranks, config, {}, outputs, num_processes=NUM_RANKS, work=work, grace_s=20)
-
-
-STEP = Stage("train_grpo", train, TrainConfig, inputs={}, outputs=("policy",), has_work=True)
-"""A stage whose ranks are in the fake cluster."""
 
 
 class KilledError(BaseException):
@@ -136,12 +112,11 @@ class Launched:
             job.write_outcome(rank, {"result": RESULT, "exit_code": 0})
         (Path(job.outputs["policy"]) / "weights").write_text("learned")
 
-    def fail(self, *, rank: int = 0, error: str = "", exit_code: int = 75) -> None:
-        """Write what a failed rank writes; no outcome without an error."""
+    def fail(self, rank: int, error: str, exit_code: int) -> None:
+        """Write what a failed rank writes."""
         job = Job.read(self.job.folder)
         job.start_rank(rank)
-        if error:
-            job.write_outcome(rank, {"error": error, "exit_code": exit_code})
+        job.write_outcome(rank, {"error": error, "exit_code": exit_code})
         job.write_failures(rank, [RankFailure(rank, exit_code, 1)])
 
     def success(self, *before: script.Step) -> tuple[script.Step, ...]:
@@ -156,9 +131,9 @@ class Launched:
         """How often a job was submitted."""
         return len([request for request in self.server.requests if request.method == "POST"])
 
-    def records(self, name: str, attempt: int = 1) -> Any:
-        """What was recorded of an attempt."""
-        path = self.stage.records / f"attempt-{attempt}" / name
+    def records(self, name: str) -> Any:
+        """What was recorded of the first attempt."""
+        path = self.stage.records / "attempt-1" / name
         return jsonl.read_json(path) if path.suffix == ".json" else path.read_text()
 
 

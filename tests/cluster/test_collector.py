@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
@@ -27,7 +27,6 @@ from tests.fake_cluster import Fault
 
 DAYS_S = timedelta(days=1).total_seconds()
 LIMITS = Limits(finished_s=30 * DAYS_S, unfinished_s=90 * DAYS_S)
-EVERYTHING = Limits(finished_s=-DAYS_S, unfinished_s=-DAYS_S)
 
 
 def run_id(number: int) -> str:
@@ -50,29 +49,24 @@ class Volume:
 
     def run(self, number: int, *, age_days: float, **files: str) -> Path:
         """Make the folder of a run with a model and these texts in files of the model."""
-        folder = self.root / run_id(number)
-        model = folder / "train_sft/reference"
-        model.mkdir(parents=True)
-        (folder / "inputs/0123456789abcdef").mkdir(parents=True)
-        for name, text in {"model.safetensors": "weights", PIPELINE_FILE: "{}", **files}.items():
-            (model / name.replace("_json", ".json")).write_text(text)
-        return self.age(folder, age_days)
+        model = {"model.safetensors": "weights", PIPELINE_FILE: "{}", **files}
+        paths = {f"train_sft/reference/{name.replace('_json', '.json')}": text for name, text in model.items()}
+        return self.make(self.root / run_id(number), age_days, paths)
 
     def work(self, number: int, *, age_days: float, call: str = "") -> Path:
         """Make a folder of unfinished work, with the call of its ranks."""
-        folder = self.root / "work/train_grpo" / key(number)
-        (folder / "checkpoints/step-000040").mkdir(parents=True)
-        (folder / "checkpoints/step-000040/weights").write_text("checkpoint")
-        (folder / "launch").mkdir()
-        (folder / "launch/job.json").write_text(call)
-        (folder / "run.lock").touch()
-        return self.age(folder, age_days)
+        files = {"checkpoints/step-000040/weights": "", "launch/job.json": call, "run.lock": ""}
+        return self.make(self.root / "work/train_grpo" / key(number), age_days, files)
 
     def record(self, number: int, *, age_days: float) -> Path:
         """Make the record of finished work."""
-        path = self.root / "work/train_grpo" / f"{key(number)}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
+        return self.make(self.root / "work/train_grpo" / f"{key(number)}.json", age_days, {"": "{}"})
+
+    def make(self, path: Path, age_days: float, files: Mapping[str, str]) -> Path:
+        """Make files below a path, or at it, and return it."""
+        for name, text in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_text(text)
         return self.age(path, age_days)
 
     def age(self, path: Path, days: float) -> Path:
@@ -85,11 +79,6 @@ class Volume:
     def collect(self, limits: Limits = LIMITS, *, dry_run: bool = False) -> str:
         """Collect once."""
         return collect(self.mount, limits, lambda: self.used, dry_run=dry_run)
-
-    def names(self) -> set[str]:
-        """All files and folders, without the collector's lock."""
-        paths = (str(path.relative_to(self.mount)) for path in self.mount.rglob("*"))
-        return {path for path in paths if path not in ("grpo-pipeline", "grpo-pipeline/.collector.lock")}
 
 
 @pytest.fixture
@@ -119,7 +108,7 @@ def test_old_folders_are_removed_and_young_ones_kept(volume: Volume, capsys: pyt
     assert [path.exists() for path in young] == [False, True, False]
 
 
-@pytest.mark.parametrize("changed", ["train_sft/reference/model.safetensors", "inputs/0123456789abcdef", ""])
+@pytest.mark.parametrize("changed", ["train_sft/reference/model.safetensors", "train_sft", ""])
 def test_a_change_anywhere_makes_a_run_young(volume: Volume, changed: str) -> None:
     """Of a file or of a folder, however deep; so does a stage of any run that reads its model."""
     run, reference = volume.run(1, age_days=0, lineage_json="{}"), volume.mount / "reference"
@@ -149,13 +138,12 @@ FOREIGN = (
 def test_nothing_else_is_touched(volume: Volume) -> None:
     """However old it is."""
     for path in FOREIGN:
-        (volume.mount / path).parent.mkdir(parents=True, exist_ok=True)
-        (volume.mount / path).write_text("")
+        volume.make(volume.mount / path, 999, {"": ""})
     volume.age(volume.mount, 999)
-    before = volume.names()
-    volume.run(1, age_days=999)
+    run = volume.run(1, age_days=999)
     volume.collect()
-    assert volume.names() == before
+    assert not run.exists()
+    assert all((volume.mount / path).is_file() for path in FOREIGN)
 
 
 def test_stages_with_folders_of_a_run_are_known() -> None:
@@ -169,27 +157,21 @@ def test_stages_with_folders_of_a_run_are_known() -> None:
 def test_links_are_not_followed(volume: Volume, tmp_path: Path) -> None:
     """Neither as a run's folder nor in one."""
     (tmp_path / "elsewhere/train_sft").mkdir(parents=True)
-    (tmp_path / "elsewhere/train_sft/a.txt").write_text("")
     run = volume.run(1, age_days=0)
     (run / "train_sft/link").symlink_to(tmp_path / "elsewhere")
     (volume.root / run_id(2)).symlink_to(tmp_path / "elsewhere")
-    volume.age(run, 99)
-    volume.age(tmp_path / "elsewhere", 99)
-    collect(volume.mount, EVERYTHING, str)
+    volume.age(tmp_path, 99)
+    volume.collect(Limits(-DAYS_S, -DAYS_S))  # links are as young as they are
     assert not run.exists()
-    assert (volume.root / run_id(2) / "train_sft/a.txt").exists()
+    assert (volume.root / run_id(2) / "train_sft").exists()
 
 
-@pytest.mark.parametrize(
-    "use", ["workflow", "parameter of a workflow", "young run", "young run over another", "work with a job"]
-)
+@pytest.mark.parametrize("use", ["workflow", "young run", "young run over another", "work with a job"])
 def test_run_that_is_referred_to_is_kept(volume: Volume, use: str) -> None:
     """By what is active or young itself; once that is gone, it is removed."""
     run = volume.run(1, age_days=99)
     place = f"/work/grpo-pipeline/{run_id(1)}/train_sft/reference"
     if use == "workflow":
-        volume.used = json.dumps({"labels": {kube.KFP_RUN_ID: run_id(1)}})
-    elif use == "parameter of a workflow":
         volume.used = json.dumps({"train_sft.model.base": place})
     elif use == "young run":
         volume.run(2, age_days=0, pipeline_json=place)
@@ -213,48 +195,41 @@ def test_locked_work_is_kept_with_the_runs_it_refers_to(volume: Volume, name: st
     run = volume.run(1, age_days=99)
     folder = volume.work(1, age_days=0, call=f"/work/grpo-pipeline/{run_id(1)}/m")
     lock = durable.lock_folder(folder / name)
-    volume.age(folder, 99)
-    volume.collect()
-    assert run.exists()
-    assert folder.exists()
-    lock.release()
-    volume.age(folder, 99)
-    volume.collect()
-    assert not run.exists()
-    assert not folder.exists()
+    for is_kept in (True, False):
+        volume.age(folder, 99)
+        volume.collect()
+        assert [run.exists(), folder.exists()] == [is_kept] * 2
+        lock.release()
 
 
-@pytest.mark.parametrize("operation", range(30))
+@pytest.mark.parametrize("operation", range(24))
 def test_interrupted_collection_leaves_whole_folders(
     volume: Volume, monkeypatch: pytest.MonkeyPatch, operation: int
 ) -> None:
     """A folder is complete or absent at any moment, and the next call removes the rest."""
     made = [volume.run(1, age_days=99), volume.work(1, age_days=99), volume.run(2, age_days=99)]
     kept = volume.run(3, age_days=0)
-    contents = {path: {each.relative_to(path) for each in path.rglob("*")} for path in (*made, kept)}
+    contents = {path: {*path.rglob("*")} for path in (*made, kept)}
     left = itertools.count(operation, -1)
 
-    def dying(name: str) -> None:
-        real: Callable[..., Any] = getattr(os, name)
-
+    def until_killed(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
             if next(left) <= 0:
                 raise KilledError
             return real(*arguments, **options)
 
-        monkeypatch.setattr(os, name, call)
+        return call
 
     for name in ("rename", "unlink", "rmdir"):
-        dying(name)
+        monkeypatch.setattr(os, name, until_killed(getattr(os, name)))
     with suppress(KilledError):
         volume.collect()
     monkeypatch.undo()
     for path, content in contents.items():
-        assert not path.exists() or {each.relative_to(path) for each in path.rglob("*")} == content
+        assert not path.exists() or {*path.rglob("*")} == content
     volume.collect()
-    assert volume.names() >= {str(kept.relative_to(volume.mount))}
+    assert [path.exists() for path in (*made, kept)] == [False, False, False, True]
     assert [path.name for path in volume.root.iterdir() if "removed" in path.name] == []
-    assert not any(path.exists() for path in made)
 
 
 def test_what_cannot_be_removed_is_named(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,9 @@ LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in rang
 @pytest.mark.parametrize(
     ("seconds", "faults"),
     [
-        pytest.param(100, [], id="no-faults"),
-        pytest.param(100, [Fault("GET", "/log", cut_after=size) for size in (7, 300, 1, 1111, 64)], id="cut-off"),
-        pytest.param(
-            0.001, [Fault("GET", "/log", cut_after=size) for size in (3000, 40, 9000)], id="equal-times-cut-off"
-        ),
-        pytest.param(100, [Fault("GET", "/log", status=500, times=4), Fault("GET", "/log", drop="after")], id="errors"),
+        (100, [Fault("GET", "/log", cut_after=size) for size in (7, 300, 1, 1111, 64)]),
+        (0.001, [Fault("GET", "/log", cut_after=size) for size in (3000, 40, 9000)]),
+        (100, [Fault("GET", "/log", status=500, times=4), Fault("GET", "/log", drop="after")]),
     ],
 )
 def test_every_line_is_printed_once(
@@ -50,10 +47,9 @@ def test_restarted_pods_are_followed(job: Launched, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(job.server.clock, "sleep", sleep)
     job.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
-    job.cluster.add_runtime("grpo-torch", max_restarts=1)
-    job.play(
-        script.Running(60, ("first pod",)), script.NodeLost(0), script.Running(60, ("second pod",)), *job.success()
-    )
+    job.cluster.add_runtime(max_restarts=1)
+    lost = (script.Running(60, ("first pod",)), script.NodeLost(0), script.Running(60, ("second pod",)))
+    job.play(*lost, *job.success())
     assert job.run() == RESULT
     assert printed == ["first pod", "second pod", "step 1", "step 2"]
 

@@ -9,14 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from components.cluster.failures import error_of_ranks
-from components.cluster.job import Job, RankFunction, name_of
+from components.cluster.job import Job, name_of
 from components.cluster.launch import run_ranks
-from components.shared.config import Config
 from components.shared.environment import TRAIN_JOB_VARIABLE
 from components.shared.errors import RetryableError
 from components.shared.execution import current_environment, current_place, place_of
@@ -59,13 +59,6 @@ def _program(folder: Path, ending: str, grace_s: float) -> Iterator["subprocess.
     assert all(is_gone(pid) for pid in pids(folder))
 
 
-def test_single_process_is_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is launched for it."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    assert _run(tmp_path, "go_on", rank=0, num=1)["pid"] == os.getpid()
-
-
 @pytest.mark.slow
 def test_every_rank_runs_and_the_first_one_answers(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -78,30 +71,28 @@ def test_every_rank_runs_and_the_first_one_answers(
     assert result == {"rank": 0, "size": 2, "pid": first}
     assert len({first, second, os.getpid()}) == 3
     assert capfd.readouterr().out == "hello from rank 0\n"
+    assert (tmp_path / "work" / "launch" / "rank-1.log").read_text() == "hello from rank 1\n"
     # The ranks tell where they computed, until another attempt does the work in this process.
     assert place_of(tmp_path / "work").environment.variables["OMP_NUM_THREADS"] == "7"
     monkeypatch.setenv("WORLD_SIZE", "1")
     monkeypatch.setenv("RANK", "0")
-    _run(tmp_path, "go_on", rank=0, num=1)
+    assert _run(tmp_path, "go_on", rank=0, num=1)["pid"] == os.getpid()
     assert place_of(tmp_path / "work") == current_place()
-    assert (tmp_path / "work" / "launch" / "rank-1.log").read_text() == "hello from rank 1\n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ending", "rank", "error", "message"),
+    ("ending", "error", "message"),
     [
-        ("fill_the_disk", 1, OSError, "No space left on device: '/far/away'"),
-        ("be_killed", 1, RetryableError, "^rank 1 was killed by SIGKILL; start the same run again"),
-        ("crash", 1, RuntimeError, r"(?s)^rank 1: ZeroDivisionError: there is.*Traceback.*in crash"),
+        ("fill_the_disk", OSError, "No space left on device: '/far/away'"),
+        ("be_killed", RetryableError, "^rank 1 was killed by SIGKILL; start the same run again"),
+        ("crash", RuntimeError, r"(?s)^rank 1: ZeroDivisionError: there is.*Traceback.*in crash"),
     ],
 )
-def test_error_of_one_rank_ends_all(
-    tmp_path: Path, ending: str, rank: int, error: type[Exception], message: str
-) -> None:
+def test_error_of_one_rank_ends_all(tmp_path: Path, ending: str, error: type[Exception], message: str) -> None:
     """It is the error of the call, and no process is left."""
     with pytest.raises(error, match=message):
-        _run(tmp_path, ending, rank=rank)
+        _run(tmp_path, ending)
     assert all(is_gone(pid) for pid in pids(tmp_path))
 
 
@@ -127,13 +118,9 @@ def test_ranks_that_do_not_stop_are_killed(
 NODES, TRAIN_JOB = 2, "grpo-1"
 
 
-def _job(folder: Path, ending: str, num_processes: int = NODES) -> Job:
-    return _job_of(act, JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60), folder, num_processes)
-
-
-def _job_of(function: RankFunction, config: Config, folder: Path, num_processes: int = NODES) -> Job:
-    values, folders = config.model_dump(mode="json"), {"folder": str(folder)}
-    job = Job(folder / "launch", name_of(function), values, folders, {}, num_processes, grace_s=1)
+def _job(folder: Path, ending: str = "go_on", num_processes: int = NODES) -> Job:
+    config = JobConfig(ending=ending, rank=1, seconds=0 if ending == "go_on" else 60).model_dump(mode="json")
+    job = Job(folder / "launch", name_of(act), config, {"folder": str(folder)}, {}, num_processes, grace_s=1)
     job.write(TRAIN_JOB)
     return job
 
@@ -202,7 +189,9 @@ def test_node_passes_a_request_to_stop_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("where", ["meeting", pytest.param("collective", marks=pytest.mark.long)])
 def test_node_that_loses_the_first_one_ends(tmp_path: Path, where: str) -> None:
     """Where no connection is closed and nothing answers; the job may be started again."""
-    job = _job_of(be_cut_off, tiny.engine_config(num_processes=NODES, deadline_s=1), tmp_path)
+    config = tiny.engine_config(num_processes=NODES, deadline_s=1).model_dump(mode="json")
+    job = replace(_job(tmp_path), function=name_of(be_cut_off), config=config)
+    job.write(TRAIN_JOB)
     with _nodes(job) as nodes:
         wait_until(lambda: len(pids(tmp_path)) == NODES)
         for pid in (nodes[0].pid, pids(tmp_path)[0]):  # the launcher of the first node holds the store

@@ -1,5 +1,6 @@
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from components.shared.environment import RUN_NAME_VARIABLE
 from components.shared.model import PIPELINE_FILE, resolve_reference
 from components.shared.stage import Stage
 from components.shared.task import StageFolders
+from components.shared.work import current_work
 from tests.cluster.launched import KilledError
 
 RUN_ID = "0f1e2d3c"
 CALLS: list[Path] = []
+OTHER_RUNS: list[Callable[[], object]] = []
+"""Runs that do the work of a stage that is queued meanwhile."""
 
 
 class TrainingConfig(Config):
@@ -29,6 +33,10 @@ def train(config: TrainingConfig, *, problems: Path, model: Path, training: Path
     """Copy the problems to a model; leave unfinished work where it is killed."""
     CALLS.append(problems)
     assert current_stage() is not None
+    if OTHER_RUNS:
+        (folder := current_work() or pytest.fail("nothing is locked")).unlock()
+        OTHER_RUNS.pop()()
+        folder.require_unchanged()
     left = (work / "checkpoint").exists()
     work.mkdir(exist_ok=True)
     (work / "checkpoint").touch()
@@ -55,9 +63,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "problems" / "train.jsonl").write_text("{}\n")
 
     def run(
-        attempt: str = "1", problems: str = "problems", stage: str = "train_sft", **config: str
+        attempt: str = "1", problems: str = "problems", stage: str = "train_sft", run_id: str = RUN_ID, **config: str
     ) -> dict[str, float]:
-        place: Any = {"cluster": {"image": "gpu:1", "mount": str(tmp_path / "volume")}, "run_id": RUN_ID}
+        place: Any = {"cluster": {"image": "gpu:1", "mount": str(tmp_path / "volume")}, "run_id": run_id}
         artifact, source = str(tmp_path / attempt), str(tmp_path / problems)
         result = run_task(_stage(stage), config, artifact, **place, run_name="nightly", problems=source)
         for name in ("model", "training"):
@@ -129,6 +137,15 @@ def test_finished_stage_is_not_run_again(run: Any, tmp_path: Path, monkeypatch: 
     assert len(CALLS) == 2, "another config makes another model"
 
 
+def test_run_that_is_overtaken_in_a_queue_takes_the_result_of_the_other(run: Any, tmp_path: Path) -> None:
+    """The other one has done the same work, as another run, while this one had not locked the folder."""
+    OTHER_RUNS.append(lambda: run("2", run_id="another-run"))
+    assert run("1") == {"resumed": 0.0}
+    assert len(CALLS) == 2
+    other = tmp_path / "volume/grpo-pipeline/another-run/train_sft/model"
+    assert lineage.read(tmp_path / "1" / "model") == lineage.read(other)
+
+
 @pytest.mark.parametrize("name", ["model", "training"])
 def test_stage_with_one_stale_output_is_run_again(run: Any, tmp_path: Path, name: str) -> None:
     """An attempt may be killed when only some of its outputs are published."""
@@ -151,7 +168,6 @@ def test_partial_copy_of_an_input_is_not_used(run: Any, tmp_path: Path, monkeypa
         with pytest.raises(KilledError):
             run("1")
     run("2")
-    assert (CALLS[0] / "train.jsonl").read_text() == "{}\n"
     assert lineage.digest(CALLS[0]) == lineage.digest(tmp_path / "problems")
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from components.cluster import termination
 from components.cluster.termination import Termination
-from tests.cluster.launched import Launched, add_train_job
+from tests.cluster.launched import Launched
 from tests.fake_cluster import Fault, kinds, script
-from tests.fake_cluster.http import Request
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 
@@ -25,11 +24,10 @@ def name(job: Launched) -> str:
     return name
 
 
-def _stop(job: Launched, name: str, pod: str | None = "launcher", *, is_creating: bool = False) -> None:
+def _stop(job: Launched, name: str, pod: str | None = "launcher") -> None:
     """Be asked to stop while the job runs."""
     own = (job.server.namespace, pod) if pod else None
     handler = Termination("train_grpo", job.server.namespace, name, pod=own, work=job.root)
-    handler.is_creating = is_creating
     with pytest.raises(SystemExit) as ended, handler.handled():
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
@@ -82,37 +80,23 @@ def test_job_is_deleted_where_the_pod_cannot_be_read(job: Launched, name: str, f
     assert job.trainjobs() == []
 
 
-def test_job_that_is_being_created_is_deleted_too(
+def test_last_lines_are_in_the_log_of_the_container(
     job: Launched, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the cluster creates it after its first deletion; the last lines are in the log of the container then.
-
-    Kubeflow's launcher, which reads what a step prints, ends by the same signal.
-    """
+    """Kubeflow's launcher, which reads what a step prints, ends by the same signal."""
     monkeypatch.setattr(termination, "_CONTAINER_LOG", str(tmp_path / "container.log"))
     (tmp_path / "container.log").write_text("before\n")
-    server, deletions = job.server, list[Request]()
-
-    def create(request: Request) -> None:
-        deletions.extend([request] if request.method == "DELETE" else [])
-        if len(deletions) == 2 and not job.trainjobs():
-            add_train_job(server, name, {})
-
-    server.before = create
     read, write = os.pipe()
     os.close(read)
     saved = os.dup(1)
     os.dup2(write, 1)
     try:
-        _stop(job, name, pod=None, is_creating=True)
+        _stop(job, name, pod=None)
     finally:
         os.dup2(saved, 1)
         os.close(saved)
         os.close(write)
-    assert job.trainjobs() == []
-    assert len(deletions) == 3
-    assert deletions[0].object()["propagationPolicy"] == "Background"
+    deletion = next(request for request in job.server.requests if request.method == "DELETE")
+    assert deletion.object()["propagationPolicy"] == "Background"
     start, first, second = (tmp_path / "container.log").read_text().splitlines()
-    assert start == "before"
-    assert "stopped by SIGTERM" in first
-    assert "checkpoint" in second
+    assert (start, "stopped by SIGTERM" in first, "checkpoint" in second) == ("before", True, True)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from components.cluster import kube
-from components.cluster.kube import TrainJobs, connect
-from components.cluster.reaper import reap
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, clock_of
 from tests.fake_cluster import Change, Fault, kinds, runtime, script
@@ -53,18 +51,11 @@ _TOO_LARGE = (
         ("couldn't assign flavors to pod set node: resource nvidia.com/gpu unavailable in ClusterQueue", True),
         (f"{_TOO_LARGE}, insufficient unused quota for cpu in flavor y, 4 more needed", False),
     ],
-    ids=["no queue", "too large", "no such resource", "another flavor"],
 )
-def test_a_queue_that_never_admits_the_job_ends_the_run(
-    job: Launched, monkeypatch: pytest.MonkeyPatch, message: str, is_final: bool
-) -> None:
+def test_a_queue_that_never_admits_the_job_ends_the_run(job: Launched, message: str, is_final: bool) -> None:
     """As soon as Kueue says so: waiting for a day changes nothing. A flavor that is only in use may be free later."""
-    condition = {"type": "QuotaReserved", "status": "False", "reason": "Inadmissible", "message": message}
-    workload = {"status": {"conditions": [condition]}}
-    monkeypatch.setattr(TrainJobs, "workload", lambda *_: workload)
-    monkeypatch.setattr(TrainJobs, "queue_position", lambda *_: None)
     job.changes.update(queue="research", queue_timeout_s=300)
-    job.play(script.Queued(None))
+    job.play(script.Queued(None, message))
     final = rf"{re.escape(message)}; name another queue \(cluster.queue\), or ask for less$"
     with pytest.raises(PipelineError, match=final if is_final else "not admitted by the queue within 300 s"):
         job.run()
@@ -127,7 +118,7 @@ def test_failure_is_named(job: Launched, name: str) -> None:
 def test_error_of_a_rank_is_that_of_the_step(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
     """Rather than the exit code of its pod; the end of the pod's log is printed."""
     job.changes.update(max_restarts=2)
-    report = script.Do(lambda: job.fail(rank=1, error="the data are no data", exit_code=2))
+    report = script.Do(lambda: job.fail(1, "the data are no data", 2))
     job.play(script.Running(5), report, script.Failed(2, lines=("Traceback: no data",), rank=1))
     with pytest.raises(PipelineError, match=r"^the data are no data$"):
         job.run()
@@ -141,26 +132,16 @@ def test_failure_after_all_ranks_have_succeeded_is_ignored(job: Launched) -> Non
     assert job.run() == RESULT
 
 
-@pytest.mark.parametrize("ending", ["fails", "hangs", "is deleted"])
+@pytest.mark.parametrize("ending", [script.Failed(75), script.Running(None, ("step 1",))])
 def test_job_is_submitted_again_after_transient_failures(
-    job: Launched, ending: str, capfd: pytest.CaptureFixture[str]
+    job: Launched, ending: script.Step, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One that hangs is removed first, as it would be adopted; training goes on from its checkpoint."""
     job.changes.update(max_restarts=2, stall_timeout_s=120)
-    failures: list[None] = []
-
-    def fail() -> None:
-        failures.append(None)
-        if len(failures) == 2:
-            job.play(*job.success())
-        if ending == "is deleted":
-            job.cluster.remove(kinds.TRAIN_JOBS, job.trainjobs()[0]["metadata"]["name"])
-
-    last = script.Running(None, ("step 1",)) if ending == "hangs" else script.Failed(75)
-    job.play(script.Running(5), script.Do(fail), last)
+    job.play(script.Running(5), script.Do(lambda: job.play(*job.success())), ending)
     assert job.run() == RESULT
-    assert job.num_submissions() == 3
-    assert [path.name for path in sorted(job.stage.records.iterdir())] == ["attempt-1", "attempt-2", "attempt-3"]
+    assert job.num_submissions() == 2
+    assert [path.name for path in sorted(job.stage.records.iterdir())] == ["attempt-1", "attempt-2"]
     assert "trying again with grpo-" in capfd.readouterr().out
 
 
@@ -177,10 +158,7 @@ def test_retries_are_limited(job: Launched) -> None:
 def test_running_job_is_adopted(
     job: Launched, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A lost node takes the step's pod; the next attempt adopts the job, which belongs to the run, and goes on.
-
-    It may wait for a node for as long as training takes: the reaper leaves the job alone.
-    """
+    """A lost node takes the step's pod; the next attempt adopts the job, which belongs to the run, and goes on."""
     job.play(*job.success(script.Running(1200)))
     workflow = job.cluster.add_workflow("run-1", **{kube.KFP_RUN_ID: job.run_id})
     _enter_pod(job, monkeypatch, "launcher-1", workflow)
@@ -188,10 +166,7 @@ def test_running_job_is_adopted(
     (before,) = job.trainjobs()
     (owner,) = before["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("Workflow", workflow["metadata"]["uid"])
-    job.cluster.remove(kinds.PODS, "launcher-1")
-    for _ in range(10):
-        job.server.clock.advance(100)
-        assert reap(connect(), job.server.namespace, job.server.clock.now()) == []
+    job.server.clock.advance(1000)
     _enter_pod(job, monkeypatch, "launcher-2", workflow)
     assert job.run() == RESULT
     assert "exists already and is adopted" in capfd.readouterr().out
@@ -202,16 +177,16 @@ def test_running_job_is_adopted(
 @pytest.mark.parametrize("namespace", ["", "gpus"])
 def test_job_without_an_owner(job: Launched, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
     """Where nothing controls the step's pod; or in another namespace, whose owners Kubernetes takes for deleted."""
-    workflow = job.cluster.add_workflow("run-1") if namespace else None
-    _enter_pod(job, monkeypatch, "launcher", workflow)
-    job.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+    _enter_pod(job, monkeypatch, "launcher", job.cluster.add_workflow("run-1") if namespace else None)
     there = runtime("grpo-torch")
-    job.cluster.add({**there, "metadata": {**there["metadata"], "namespace": "gpus"}})
+    there["metadata"]["namespace"] = "gpus"
+    job.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}}, there)
     job.changes.update(namespace=namespace)
     job.play(*job.success())
     assert job.run() == RESULT
-    assert job.records("trainjob.json")["metadata"]["namespace"] == (namespace or job.server.namespace)
-    assert "ownerReferences" not in job.records("trainjob.json")["metadata"]
+    metadata = job.records("trainjob.json")["metadata"]
+    assert metadata["namespace"] == (namespace or job.server.namespace)
+    assert "ownerReferences" not in metadata
 
 
 def test_results_of_an_earlier_attempt_are_used(job: Launched) -> None:
@@ -228,7 +203,9 @@ def test_results_of_an_earlier_attempt_are_used(job: Launched) -> None:
     assert job.num_submissions() == 2
 
 
-@pytest.mark.parametrize("before", ["failed", "has other settings", "is of another run", "is removed with its run"])
+@pytest.mark.parametrize(
+    "before", ["failed", "has other settings", "is removed", "is of another run", "is removed with its run"]
+)
 def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str) -> None:
     """A job is created once nothing is left of the job before, and of its pods."""
     failed = before == "failed"
@@ -244,10 +221,10 @@ def test_two_jobs_never_share_a_folder_of_checkpoints(job: Launched, before: str
             left.extend(each["metadata"]["name"] for each in found if each["metadata"]["uid"] != _uid(change.after))
 
     job.server.store.listen(look)
-    other = job if failed else replace(job, changes={**job.changes, "cpu_per_node": 7})
+    other = job if failed or before == "is removed" else replace(job, changes={**job.changes, "cpu_per_node": 7})
     if "run" in before:
         other = replace(other, run_id="another-run")
-    if before == "is removed with its run":
+    if "is removed" in before:
         job.cluster.remove(kinds.TRAIN_JOBS, old["metadata"]["name"])
     job.play(*other.success())
     assert other.run() == RESULT
@@ -286,9 +263,7 @@ def test_job_outlives_a_long_absence_of_the_api_server(
     away = script.Do(lambda: job.server.faults.add(Fault("GET", path, status=503, times=times)))
     job.play(*job.success(script.Running(60), away, script.Running(lasts_s, ("step 1",))))
     assert job.run() == RESULT
-    printed = capfd.readouterr().out
-    assert "within 900 s" in printed
-    assert "trying again with grpo-" in printed
+    assert re.search(r"within 900 s.*trying again with grpo-", capfd.readouterr().out)
     assert job.num_submissions() == 1
 
 
@@ -307,21 +282,21 @@ def test_a_training_that_prints_goes_on_with_its_heartbeat(job: Launched) -> Non
 
 
 @pytest.mark.parametrize(
-    "faults",
+    "fault",
     [
-        pytest.param([Fault(status=429, retry_after_s=2, times=5)], id="throttled"),
-        pytest.param([Fault(drop="before", times=8)], id="connections-lost"),
-        pytest.param([Fault("POST", drop="after")], id="answer-to-creation-lost"),
-        pytest.param([Fault("DELETE", drop="after", times=2)], id="answer-to-deletion-lost"),
-        pytest.param([Fault("GET", "/log", status=403, times=100_000)], id="log-forbidden"),
-        pytest.param([Fault("GET", "/events", status=500, times=50)], id="no-events"),
-        pytest.param([Fault("PATCH", status=500, times=50)], id="no-heartbeats"),
+        Fault(status=429, retry_after_s=2, times=5),
+        Fault(drop="before", times=8),
+        Fault("POST", drop="after"),
+        Fault("DELETE", drop="after", times=2),
+        Fault("GET", "/log", status=403, times=100_000),
+        Fault("GET", "/events", status=500, times=50),
+        Fault("PATCH", status=500, times=50),
     ],
 )
-def test_transient_faults_change_nothing(job: Launched, faults: list[Fault]) -> None:
+def test_transient_faults_change_nothing(job: Launched, fault: Fault) -> None:
     """A successful job succeeds, and nothing stays in the cluster."""
     job.play(*job.success(script.Running(120, tuple(f"line {number}" for number in range(30)))))
-    job.server.faults.add(*faults)
+    job.server.faults.add(fault)
     assert job.run() == RESULT
     assert job.trainjobs() == []
 

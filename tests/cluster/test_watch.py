@@ -161,7 +161,6 @@ def test_recorded_queue_is_drained_and_opened_again(job: Launched, capfd: pytest
         (["warning: may run out of memory", "KeyError: 'x'", "RuntimeError: later"], "KeyError: 'x'"),
         (["loading weights"], ""),
     ],
-    ids=["library", "memory", "model", "first error", "no error"],
 )
 def test_cause_is_the_first_error_of_a_log(lines: list[str], cause: str) -> None:
     """In plain words where they are known; a warning of something else is no cause."""

@@ -1,7 +1,6 @@
 """`grpo-pipeline evaluate`: raw files and a folder with a model in, records, scores and a table out."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,13 +10,15 @@ from components.shared import jsonl
 from components.shared.problem import Split, write_problems
 from pipelines.cli import main
 from tests import tiny
+from tests.presets import ROOT
 
 OPTIONS = ["--protocol", "gsm8k-deepseekmath", "--samples", "2", "--max-new-tokens", "6", "--max-batch-size", "2"]
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """An untrained model as a stage saves it."""
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An untrained model as a stage saves it, in the working folder."""
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "tiny-model"
     checkpoints.save(tiny.checkpoint(), folder)
     return folder
@@ -34,23 +35,21 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    """What a model answered."""
-    return [row for _, row in jsonl.read_rows(folder / "records.jsonl")]
-
-
-def test_every_protocol_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line each."""
+def test_every_protocol_is_listed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each, and a row of the table with its tokens."""
     assert main(["evaluate", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(PROTOCOLS)
+    page = (ROOT / "docs/how-to/evaluation.md").read_text()
+    for name, protocol in PROTOCOLS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        assert row.endswith(f"| {protocol.max_new_tokens:,} |")
 
 
 def test_a_folder_is_measured_by_several_protocols(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A row of the table and a folder for each; a subset is part of it."""
-    monkeypatch.chdir(tmp_path)
     own = tmp_path / "own.jsonl"
     jsonl.write_rows(own, [{"question": "1+1?", "solution": "1+1=2\n#### 2"}])
     options = ["evaluate", str(model), "--data", str(data), *OPTIONS]
@@ -65,25 +64,21 @@ def test_a_folder_is_measured_by_several_protocols(
     folder = tmp_path / "outputs/evaluations/tiny-model"
     facts = jsonl.read_json(folder / "gsm8k-8shot/scores.json")["protocol"]
     assert facts["prompt"] == "Question: 1+1?\nAnswer: 1+1=2\n#### 2\n\nQuestion: {question}\nAnswer:"
-    whole = records(folder / "gsm8k-deepseekmath")
     assert main([*options, "--limit", "4", "--samples", "0", "--output", "few"]) == 0
-    few = records(tmp_path / "few/gsm8k-deepseekmath")
+    whole, few = (
+        (place / "gsm8k-deepseekmath/records.jsonl").read_text().splitlines() for place in (folder, tmp_path / "few")
+    )
     assert len(few) == 4
     assert [row for row in whole if row in few] == few
 
 
-def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_problems_of_a_run_are_asked_as_in_training(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """All of them by the model's own protocol; a named one asks those of its dataset."""
-    monkeypatch.chdir(tmp_path)
-    problems = tmp_path / "problems"
-    problems.mkdir()
-    sources = ["gsm8k", "sums", "gsm8k"]
-    write_problems(
-        problems, Split.TEST, [tiny.problem(n, split=Split.TEST, source=name) for n, name in enumerate(sources)]
-    )
-    options = ["evaluate", str(model), "--data", str(problems), "--max-new-tokens", "4"]
+    sources = enumerate(["gsm8k", "sums", "gsm8k"])
+    write_problems(tmp_path, Split.TEST, [tiny.problem(n, split=Split.TEST, source=name) for n, name in sources])
+    options = ["evaluate", str(model), "--data", str(tmp_path), "--max-new-tokens", "4"]
     assert main([*options, "--protocol", "pipeline", "--protocol", "gsm8k-deepseekmath"]) == 0
     rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line.startswith(("pipe", "gsm8k-"))]
     assert rows == [["pipeline", "gsm8k", "2"], ["pipeline", "sums", "1"], ["gsm8k-deepseekmath", "gsm8k", "2"]]
@@ -101,21 +96,14 @@ def test_problems_of_a_run_are_asked_as_the_model_was_trained_to_be_asked(
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(
-    model: Path,
-    data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    model: Path, data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     """Before the weights are read: they are damaged."""
-    monkeypatch.chdir(tmp_path)
     (model / "model.safetensors").write_bytes(b"")
     filled = [each.format(model=model) for each in arguments]
     assert main(["evaluate", *filled, "--data", str(data)]) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err
-    assert printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1
-    assert not (tmp_path / "outputs").exists()
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert not Path("outputs").exists()

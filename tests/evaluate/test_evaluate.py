@@ -3,6 +3,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -74,38 +75,32 @@ def test_answers_that_do_not_fit_into_memory_are_an_error_of_one_line(tmp_path: 
     assert "lower evaluate.max_batch_size (it is 4), or lower evaluate.max_new_tokens" in str(error.value)
 
 
-def test_greedy_answers_do_not_depend_on_batches(evaluated: Path, tmp_path: Path) -> None:
-    """Four problems at a time or one, with samples or without: the same greedy records."""
-    config = EvaluateConfig(num_samples=0, max_new_tokens=6, max_batch_size=1)
-    run_folder = evaluated.parents[1]
-    folders = {"model": run_folder / "policy", "problems": run_folder / "problems", "evaluation": tmp_path / "alone"}
-    run(MODEL_STAGE, config, folders, work_root=tmp_path / "work")
-    assert [row for row in _records(evaluated) if row["sample"] == 0] == _records(tmp_path / "alone")
+def _die_after(monkeypatch: pytest.MonkeyPatch, num_calls: int) -> list[int]:
+    """Let the sampler die once, after some calls; return the list to which each call adds its number of problems."""
+    calls, generate = list[int](), TransformersSampler.generate
 
-
-def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(
-    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was answered is not answered again, and a finished model is not loaded; half a batch counts as none."""
-    killed, generate = tmp_path / "killed", TransformersSampler.generate
-    calls: list[int] = []
-    num_calls = 7  # in the second model
-
-    def dies(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
+    def dies(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> Any:
         if len(calls) == num_calls:
+            calls.append(0)
             raise KeyboardInterrupt
         calls.append(len(problems))
         return generate(sampler, problems, sampling)
 
     monkeypatch.setattr(TransformersSampler, "generate", dies)
+    return calls
+
+
+def test_killed_evaluation_goes_on(evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was answered is not answered again, and a finished model is not loaded; half a batch counts as none."""
+    calls = _die_after(monkeypatch, 7)  # in the second model
     with pytest.raises(KeyboardInterrupt):
-        _evaluate(killed)
-    for batches in (killed / "work").glob("*/batches"):
-        (batches / f".{num_calls:05d}.jsonl.partial").write_text('{"id": ')
-    num_calls = 10**9
-    _evaluate(killed)
-    assert lineage.digest(killed / "evaluation") == lineage.digest(evaluated.parent)
-    assert calls == [4, 1, 2, 2, 1, len(PROBLEMS)] * 3  # greedy, sampled, and the probes
+        _evaluate(tmp_path)
+    for batches in (tmp_path / "work").glob("*/batches"):
+        (batches / ".00001.jsonl.partial").write_text('{"id": ')
+    _evaluate(tmp_path)
+    assert lineage.digest(tmp_path / "evaluation") == lineage.digest(evaluated.parent)
+    model = [4, 1, 2, 2, 1, len(PROBLEMS)]  # greedy, sampled, and the probes
+    assert calls == [*model, 4, 0, *model[1:], *model]
 
 
 def test_a_reference_that_is_the_base_model_is_not_asked_again(tmp_path: Path) -> None:
@@ -146,10 +141,6 @@ def test_each_completion_is_graded_against_its_own_problem(tmp_path: Path, polic
         assert [record["flexible"]["verdict"] == "right" for record in own] == [True, True, True, True, False]
 
 
-class NoEnvironments(Environments):
-    """Stands for the environments that a made-up sampler does not ask."""
-
-
 def _trajectory(problem: Problem, kind: str) -> Completion:
     """An answer in turns: right after two calls, bare, cut off after a call, or with an environment that fails."""
     call, end = Turn(1, "1+1", "2"), Turn(3, f"#### {problem.answer}")
@@ -162,7 +153,7 @@ def _trajectory(problem: Problem, kind: str) -> Completion:
 
 def test_answers_in_turns_are_graded_by_the_last_and_recorded_with_all(tmp_path: Path) -> None:
     """Work is looked for in all turns; a failed environment is counted, and right by no reading."""
-    environments = NoEnvironments(ToolsConfig(environment="calculator"))
+    environments = Mock(Environments)
     kinds = ("right", "bare", "cut", "failed")
 
     def generate(problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
@@ -173,12 +164,14 @@ def test_answers_in_turns_are_graded_by_the_last_and_recorded_with_all(tmp_path:
     with Verifier() as verify:
         evaluator = Evaluator("grpo", config, generate, verify, AnswerPolicy.MARKED, environments)
         records = evaluator(PROBLEMS[:4], tmp_path)
-    assert [row["verdict"] for row in records] == ["right", "right", "wrong", "unscorable"]
-    assert [row["reason"] for row in records[2:]] == ["truncated at the length limit", "environment"]
     assert [row["flexible"]["verdict"] for row in records] == ["right", "right", "wrong", "unscorable"]
-    assert [row["worked"] for row in records] == [True, False, False, True]
-    assert [row["finished"] for row in records] == [True, True, False, False]
-    assert [row["failure"] for row in records] == [None, None, None, "no answer within 10 s"]
+    told = ("verdict", "reason", "worked", "finished", "failure")
+    assert [tuple(row[key] for key in told) for row in records] == [
+        ("right", "same text", True, True, None),
+        ("right", "same text", False, True, None),
+        ("wrong", "truncated at the length limit", False, False, None),
+        ("unscorable", "environment", True, False, "no answer within 10 s"),
+    ]
     assert [turn["observation"] for turn in records[0]["turns"]] == ["2", "2", ""]
     assert records[0]["response"] == records[0]["turns"][-1]["text"] == f"#### {PROBLEMS[0].answer}"
     assert {(row["num_tokens"], row["num_environment_tokens"]) for row in records} == {(3, 2)}
@@ -193,37 +186,25 @@ def test_answers_in_turns_are_graded_by_the_last_and_recorded_with_all(tmp_path:
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_an_evaluation_does_not_go_on_after_its_documents_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool
-) -> None:
+def test_changed_documents_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_own: bool) -> None:
     """What was answered with the old ones is answered again, whether the config or the model names them."""
-    documents, data, calls = tmp_path / "documents.jsonl", tmp_path / "problems", list[int]()
+    documents, calls = tmp_path / "documents.jsonl", _die_after(monkeypatch, 1)
     search = {"environment": "search", "arguments": {"file": str(documents)}}
     tools = ToolsConfig.model_validate({**search, "num_workers": 1, "max_observation_tokens": 16})
     model = tiny.checkpoint()
     own = model.config.model_copy(update={"tools": tools if is_own else None})
     save(replace(model, config=own), tmp_path / "model")
-    data.mkdir()
-    write_problems(data, Split.TEST, PROBLEMS)
-    generate = TransformersSampler.generate
-
-    def dies_once(sampler: TransformersSampler, problems: Sequence[Problem], sampling: Sampling) -> Any:
-        if calls == [4]:
-            raise KeyboardInterrupt
-        calls.append(len(problems))
-        return generate(sampler, problems, sampling)
-
-    monkeypatch.setattr(TransformersSampler, "generate", dies_once)
+    (tmp_path / "problems").mkdir()
+    write_problems(tmp_path / "problems", Split.TEST, PROBLEMS)
     config = EvaluateConfig(tools=None if is_own else tools, num_samples=0, max_new_tokens=6, max_batch_size=4)
-    folders = {"model": tmp_path / "model", "problems": data, "evaluation": tmp_path / "evaluation"}
+    folders = {name: tmp_path / name for name in ("model", "problems", "evaluation")}
     for text in ("apples", "pears"):
         documents.write_text(f'{{"title": "Fruit", "text": "{text}"}}\n')
         with suppress(KeyboardInterrupt):
             run(MODEL_STAGE, config, folders, work_root=tmp_path / "work")
-        calls.append(0)
-    assert calls == [4, 0, 4, 1, len(PROBLEMS), 0]
+    assert calls == [4, 0, 4, 1, len(PROBLEMS)]
     made_by = lineage.read(tmp_path / "evaluation")
-    assert made_by is not None
+    assert made_by
     assert made_by.work.materials[str(documents)].sha256 == lineage.file_digest(documents)
 
 

@@ -19,7 +19,6 @@ from components.shared.model import PIPELINE_FILE
 from components.shared.problem import Problem, Split, write_problems
 from components.shared.tools import ToolsConfig
 from tests import tiny
-from tests.presets import ROOT
 from tests.rollout import vllm_policies
 
 CHAT_TEMPLATE = (
@@ -36,11 +35,9 @@ def gsm8k(split: Split, numbers: range) -> list[Problem]:
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
     """A folder with both splits."""
-    folder = tmp_path / "problems"
-    folder.mkdir()
-    write_problems(folder, Split.TRAIN, gsm8k(Split.TRAIN, range(20)))
-    write_problems(folder, Split.TEST, gsm8k(Split.TEST, range(20, 25)))
-    return folder
+    write_problems(tmp_path, Split.TRAIN, gsm8k(Split.TRAIN, range(20)))
+    write_problems(tmp_path, Split.TEST, gsm8k(Split.TEST, range(20, 25)))
+    return tmp_path
 
 
 def saved(folder: Path, checkpoint: Checkpoint, *, chat_template: str | None = None) -> Path:
@@ -51,24 +48,8 @@ def saved(folder: Path, checkpoint: Checkpoint, *, chat_template: str | None = N
     return folder
 
 
-def config(protocol: str, **changes: Any) -> EvaluateConfig:
-    """Settings of a short evaluation."""
-    settings = {"num_samples": 0, "max_new_tokens": 12, "max_batch_size": 4}
-    return EvaluateConfig.model_validate({"protocol": protocol, **settings, **changes})
-
-
-def prompt(checkpoint: Checkpoint, question: str) -> str:
-    """The whole prompt as text, special tokens included."""
-    text: str = checkpoint.tokenizer.decode(checkpoint.prompt_ids(question))
-    return text
-
-
-def test_every_protocol_is_documented() -> None:
-    """A row of the table names it with its tokens."""
-    page = (ROOT / "docs/how-to/evaluation.md").read_text()
-    for name, protocol in PROTOCOLS.items():
-        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
-        assert row.endswith(f"| {protocol.max_new_tokens:,} |")
+def _config(protocol: str, **changes: Any) -> EvaluateConfig:
+    return EvaluateConfig.model_validate({"protocol": protocol, "num_samples": 0, "max_new_tokens": 12, **changes})
 
 
 def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> None:
@@ -96,12 +77,10 @@ def test_examples_come_from_training_whatever_else_is_there(problems: Path) -> N
 
 
 @pytest.mark.parametrize("system", [None, "Be brief."])
-def test_a_chat_prompt_is_what_the_tokenizer_itself_makes_of_the_messages(
-    tmp_path: Path, problems: Path, system: str | None
-) -> None:
+def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, system: str | None) -> None:
     """A message of a user, after one of the system if there is any, up to where the assistant speaks."""
     model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=CHAT_TEMPLATE)
-    settings = config("gsm8k-chat", system_prompt=system)
+    settings = _config("gsm8k-chat", system_prompt=system)
     asked = asked_model(model, settings, read_questions(settings, problems))
     user = "1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."
     expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
@@ -123,13 +102,13 @@ def test_a_chat_prompt_is_what_the_tokenizer_itself_makes_of_the_messages(
         ("math-chat", {}, r"math-chat asks problems from math or math500, and .*test\.jsonl has some from gsm8k"),
     ],
 )
-def test_what_a_protocol_lacks_is_named_before_a_model_is_loaded(
+def test_what_is_missing_is_named(
     tmp_path: Path, problems: Path, protocol: str, changes: dict[str, Any], message: str
 ) -> None:
     """The weights are not even there."""
     model = saved(tmp_path / "model", tiny.checkpoint())
     (model / "model.safetensors").write_bytes(b"")
-    settings = config(protocol, **changes)
+    settings = _config(protocol, **changes)
     with pytest.raises(PipelineError, match=message):
         asked_model(model, settings, read_questions(settings, problems))
 
@@ -163,33 +142,26 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
 ) -> None:
     """A model that was trained with tools has them by the protocol of its training alone; the facts say which."""
     checkpoint = tiny.checkpoint()
-    tools = ToolsConfig(environment="calculator", timeout_s=3)
-    trained = checkpoint.config.model_copy(update={"tools": tools})
+    trained = checkpoint.config.model_copy(update={"tools": ToolsConfig(environment="calculator", timeout_s=3)})
     checkpoints.save(replace(checkpoint, config=trained), tmp_path / "model")
-    settings = config(protocol)
-    if own:
-        arguments = {"file": "texts.jsonl"} if own == "search" else {}
-        settings = config(protocol, tools={"environment": own, "arguments": arguments, "max_observation_tokens": 14})
+    arguments = {"file": "texts.jsonl"} if own == "search" else {}
+    tools = {"environment": own, "arguments": arguments, "max_observation_tokens": 14}
+    settings = _config(protocol, tools=tools if own else None)
     questions = read_questions(settings, problems)
     asked = asked_model(tmp_path / "model", settings, questions)
-    described = facts(settings, asked, questions, "float32")["tools"]
-    assert (described and described["environment"]) == expected
-    if described:
-        assert described["call_format"] == "fenced"
-        assert "timeout_s" not in described
+    described = facts(settings, asked, questions, "float32")["tools"] or {}
+    assert described.get("environment") == expected
+    assert described.get("call_format", "fenced") == "fenced"
+    assert "timeout_s" not in described
 
 
 def test_observations_without_room_for_a_character_are_refused(tmp_path: Path, problems: Path) -> None:
     """With the key and the least value, before a model is loaded."""
     checkpoints.save(tiny.checkpoint(), tmp_path / "model")
-    least, less = (
-        config("pipeline", tools={"environment": "calculator", "max_observation_tokens": limit}) for limit in (14, 13)
-    )
-    questions = read_questions(least, problems)
-    assert asked_model(tmp_path / "model", least, questions).config.tools == least.tools
+    settings = _config("pipeline", tools={"environment": "calculator", "max_observation_tokens": 13})
     message = r"^evaluate\.tools\.max_observation_tokens: is 13, .* takes 14 tokens; set it to 14 or more$"
     with pytest.raises(PipelineError, match=message):
-        asked_model(tmp_path / "model", less, questions)
+        asked_model(tmp_path / "model", settings, read_questions(settings, problems))
 
 
 def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConfig) -> list[dict[str, Any]]:
@@ -201,12 +173,12 @@ def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConf
 def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, problems: Path) -> None:
     """Nothing of a run is needed; records and scores say what was asked, and how."""
     model = saved(tmp_path / "model", tiny.checkpoint(dtype=torch.bfloat16))
-    records = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", limit=3, num_samples=2))
+    records = _evaluated(tmp_path / "one", model, problems, _config("gsm8k-8shot", limit=3, num_samples=2))
     assert len(records) == 3 * 3
-    drawn = [read_questions(config("gsm8k-8shot", limit=3, seed=seed), problems).problems for seed in (1, 2)]
+    drawn = [read_questions(_config("gsm8k-8shot", limit=3, seed=seed), problems).problems for seed in (1, 2)]
     assert drawn[0] != drawn[1]
     assert {record["seed"] is None for record in records if record["sample"] == 0} == {True}
-    asked = asked_model(model, config("gsm8k-8shot"), read_questions(config("gsm8k-8shot"), problems))
+    asked = asked_model(model, _config("gsm8k-8shot"), read_questions(_config("gsm8k-8shot"), problems))
     assert all(record["num_prompt_tokens"] == len(asked.prompt_ids(record["question"])) for record in records)
     described = jsonl.read_json(tmp_path / "one/scores.json")["protocol"]
     expected = {"name": "gsm8k-8shot", "dtype": "bfloat16", "shots": 8, "problems": 3, "of": 5, "subset_seed": 1}
@@ -215,17 +187,15 @@ def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, pro
 
 
 @pytest.mark.long(minutes=1)
-def test_vllm_and_transformers_answer_alike_by_the_same_protocol(
-    tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vllm_and_transformers_answer_alike(tmp_path: Path, problems: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines beside this process, one model: greedy answers are the same to the token, stopped ones too."""
     protocol = replace(PROTOCOLS["gsm8k-8shot"], num_shots=2, stop=("as", "3", "\n"))
     monkeypatch.setitem(PROTOCOLS, "gsm8k-8shot", protocol)
     model = saved(tmp_path / "model", vllm_policies.policy(1))
     engines = {"num_engines": 2, "cache_gib": 0.25, "compile": False, "start_deadline_s": 300}
     settings = {"max_new_tokens": 30, "max_batch_size": 64}
-    one = _evaluated(tmp_path / "one", model, problems, config("gsm8k-8shot", **settings))
-    other = _evaluated(tmp_path / "other", model, problems, config("gsm8k-8shot", vllm=engines, **settings))
+    one = _evaluated(tmp_path / "one", model, problems, _config("gsm8k-8shot", **settings))
+    other = _evaluated(tmp_path / "other", model, problems, _config("gsm8k-8shot", vllm=engines, **settings))
     assert one == other
     texts = [record["response"] for record in one]
     assert len({*texts}) > 1

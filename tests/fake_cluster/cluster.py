@@ -15,16 +15,7 @@ from tests.fake_cluster.store import Change, Store, key_of, reference_to
 _CONTROLLERS_S, _STARTS_S = 0.5, 2.0
 """Time until there are pods, and until the containers of a pod with a node run."""
 _LOW_MEMORY = "The node was low on resource: memory."
-_NOT_CURED = 2
-"""Exit code of a container with which the runtime fails the JobSet at once."""
-_NEED_PODS = (
-    script.Running,
-    script.Program,
-    script.Failed,
-    script.Complete,
-    script.NodeLost,
-    script.Preempted,
-)
+_NEED_PODS = (script.Running, script.Failed, script.Complete, script.NodeLost, script.Preempted)
 
 
 class ScriptedCluster:
@@ -62,13 +53,6 @@ class ScriptedCluster:
         document["metadata"]["labels"] = labels
         return self.add(document)[0]
 
-    def label(self, kind: Kind, name: str, **labels: str) -> None:
-        """Add labels to an object."""
-        with self.store.clock.changed:
-            document = self._find(kind, name)
-            document["metadata"]["labels"] = {**document["metadata"].get("labels", {}), **labels}
-            self.store.replace(document)
-
     def add_pod(self, name: str, workflow: Json | None = None) -> Json:
         """Create the pod that the code under test runs in, a step of the workflow if there is one."""
         spec = {"containers": [{"name": "main", "image": "light"}], "nodeName": "cpu-0"}
@@ -87,18 +71,8 @@ class ScriptedCluster:
     def evict(self, name: str) -> None:
         """End a pod whose node is short of memory, as its kubelet does: it stays, and has failed."""
         with self.store.clock.changed:
-            self.announce_eviction(name)
-            self._pods.stop(self._find(PODS, name), 137, "Error", evicted=_LOW_MEMORY)
-
-    def announce_eviction(self, name: str) -> None:
-        """Begin to evict a pod: its containers are asked to stop."""
-        with self.store.clock.changed:
             self._pods.disrupt(self._find(PODS, name), "TerminationByKubelet", _LOW_MEMORY)
-
-    def lose(self, name: str) -> None:
-        """Remove a pod without a word, as when its node is gone and somebody deletes it by force."""
-        with self.store.clock.changed:
-            self.remove(PODS, name)
+            self._pods.stop(self._find(PODS, name), 137, "Error", evicted=_LOW_MEMORY)
 
     def preempt(self, job: str, seconds: float) -> None:
         """Suspend a job that runs, as Kueue does, and admit it again after so many seconds."""
@@ -108,17 +82,11 @@ class ScriptedCluster:
     def _find(self, kind: Kind, name: str) -> Json:
         return next(each for each in self.store.all(kind) if each["metadata"]["name"] == name)
 
-    def print(self, pod: Json, *lines: str, container: str = "main", ends: bool = True) -> None:
+    def print(self, pod: Json, *lines: str, container: str = "main") -> None:
         """Print lines from a container of a pod, and end its log."""
         with self.store.clock.changed:
             self._pods.print(pod, *lines, container=container)
-            if ends:
-                self._pods.end_logs(pod)
-
-    def end(self, name: str, exit_code: int) -> None:
-        """End the containers of a pod."""
-        with self.store.clock.changed:
-            self._pods.stop(self._find(PODS, name), exit_code, "Error" if exit_code else "Completed")
+            self._pods.end_logs(pod)
 
     def play(self, *steps: script.Step) -> None:
         """Set the script of the TrainJobs to come."""
@@ -279,14 +247,12 @@ class TrainingRun:
             self._num_starting = len(pods)
             self._later(_STARTS_S, self._up)
             return
-        if not isinstance(step, script.Program):
-            self._script.pop(0)  # a program begins again with every restart, until it has succeeded
+        self._script.pop(0)
         play: dict[type, Callable[[Any, Json], None]] = {
             script.Queued: self._queue,
             script.Unschedulable: self._wait,
             script.PullBackOff: self._wait,
             script.Running: self._run,
-            script.Program: self._start_program,
             script.Preempted: lambda step, _: self.preempt(step.seconds),
             script.NodeLost: self._lose_node,
             script.Failed: self._end_and_fail,
@@ -335,22 +301,6 @@ class TrainingRun:
             self._later(every * number, partial(self._pods.print, first, line))
         self._later(step.seconds, self._next)
 
-    def _start_program(self, step: script.Program, job: Json) -> None:
-        go_on = step.start(self._pods.of(job))
-
-        def tick() -> None:
-            code = go_on()
-            if code is None:
-                self._later(step.every_s, tick)
-            elif code == 0:
-                self._complete(None, self._job())
-            else:
-                self._alive.clear()
-                self._pods.stop(self._pods.of(self._job(), "node")[0], code, "Error")
-                self._restart() if code != _NOT_CURED else self._later(_CONTROLLERS_S, self._fail)
-
-        self._later(step.every_s, tick)
-
     def _end_and_fail(self, step: script.Failed, job: Json) -> None:
         pods = self._pods.of(job, "node")
         failing = pods[min(step.rank, len(pods) - 1)]
@@ -397,7 +347,7 @@ class TrainingRun:
         if seconds is not None:
             self._store.clock.call_in(seconds, exceed)
 
-    def _complete(self, _: script.Complete | None, job: Json) -> None:
+    def _complete(self, _: script.Complete, job: Json) -> None:
         self._alive.clear()
         for pod in self._pods.of(job):
             self._pods.stop(pod, 0, "Completed")

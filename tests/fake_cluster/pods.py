@@ -71,11 +71,9 @@ class Pods:
         """The kubelet cannot get the image, and tries again ever more rarely."""
         self.assign(pod)
         image = pod["spec"]["containers"][0].get("image", "")
-        back_off = f'Back-off pulling image "{image}"'
-        self._wait(pod, {"reason": "ImagePullBackOff", "message": f"{back_off}: {message}"})
+        back_off = f'Back-off pulling image "{image}": {message}'
+        self._wait(pod, {"reason": "ImagePullBackOff", "message": back_off})
         self.event(pod, "Warning", "Failed", f'Failed to pull image "{image}": {message}')
-        self.event(pod, "Warning", "Failed", "Error: ErrImagePull")
-        self.event(pod, "Normal", "BackOff", back_off)
 
     def start(self, pod: Json) -> None:
         """The containers run."""

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.fake_cluster.http import Json
-
 
 @dataclass(frozen=True)
 class Queued:
@@ -38,16 +36,6 @@ class Running:
 
     seconds: float | None = 60
     lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Program:
-    """The containers run what the test wants of them, anew with every restart, until it succeeds."""
-
-    every_s: float
-    start: Callable[[list[Json]], Callable[[], int | None]]
-    """Called with the pods once they run; what it returns is called every so many seconds: None goes on, else the exit
-    code with which the first container ends, or all of them for 0."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ class Do:
     action: Callable[[], None]
 
 
-Step = Queued | Unschedulable | PullBackOff | Running | Program | Preempted | NodeLost | Failed | Complete | Do
+Step = Queued | Unschedulable | PullBackOff | Running | Preempted | NodeLost | Failed | Complete | Do
 Script = tuple[Step, ...]
 
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")

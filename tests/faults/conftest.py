@@ -5,9 +5,8 @@ import pytest
 
 from components.policy.checkpoint import save
 from components.shared.problem import Split, write_problems
-from components.train_grpo.config import TrainGRPOConfig
 from tests import tiny
-from tests.faults.place import Place, fault_config
+from tests.faults.place import Place
 
 
 @pytest.fixture(scope="session")
@@ -35,21 +34,3 @@ def places(tmp_path: Path, inputs: dict[str, Path]) -> Iterator[tuple[Place, Pla
 def place(places: tuple[Place, Place]) -> Place:
     """The place of one GRPO run."""
     return places[1]
-
-
-@pytest.fixture(scope="session")
-def config() -> TrainGRPOConfig:
-    """A run in one process."""
-    return fault_config(num_steps=40)
-
-
-@pytest.fixture(scope="session")
-def undisturbed(config: TrainGRPOConfig, inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """That run without any fault."""
-    place = Place(tmp_path_factory.mktemp("undisturbed"), inputs)
-    try:
-        assert place.run(config) == 0, place.err
-        place.assert_nothing_left()
-    finally:
-        place.end()
-    return place

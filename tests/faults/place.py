@@ -18,15 +18,12 @@ from components.shared.config import Config
 from components.shared.environment import JOURNAL_VARIABLE, WORK_VARIABLE
 from components.shared.work import latest_checkpoint
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.train import STAGE as GRPO
-from components.train_sft.train import STAGE as SFT
+from components.train_grpo.train import STAGE
 from tests.train_grpo.settings import grpo_config
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 300
 """For what takes about ten seconds on an idle machine."""
-_MODELS = {"train_grpo": "policy", "train_sft": "reference"}
-"""The output of a stage that has the weights."""
 _KINDS = {"components.workers.server": "grader", "components.cluster.agent": "launcher"}
 
 
@@ -53,7 +50,6 @@ class Place:
 
     folder: Path
     inputs: dict[str, Path]
-    stage: str = "train_grpo"
     starts: int = 0
 
     def start(self, config: Config, **variables: str) -> "subprocess.Popen[bytes]":
@@ -61,9 +57,8 @@ class Place:
         self.starts += 1
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         params = self.folder / "params.yaml"
-        params.write_text(yaml.safe_dump({self.stage: config.model_dump(mode="json")}))
-        outputs = (GRPO if self.stage == GRPO.name else SFT).outputs
-        folders = self.inputs | {name: self.folder / name for name in outputs}
+        params.write_text(yaml.safe_dump({STAGE.name: config.model_dump(mode="json")}))
+        folders = self.inputs | {name: self.folder / name for name in STAGE.outputs}
         options = [word for name, path in folders.items() for word in (f"--{name.replace('_', '-')}", str(path))]
         variables = {
             "OMP_NUM_THREADS": "1",
@@ -76,7 +71,7 @@ class Place:
         }
         with self._log("out").open("wb") as out, self._log("err").open("wb") as err:
             return subprocess.Popen(
-                [sys.executable, "-m", f"components.{self.stage}", "--params", str(params), *options],
+                [sys.executable, "-m", f"components.{STAGE.name}", "--params", str(params), *options],
                 cwd=ROOT,
                 env=os.environ | variables,
                 stdout=out,
@@ -122,7 +117,7 @@ class Place:
 
     def checkpoints(self) -> list[int]:
         """The steps that have a checkpoint."""
-        folders = (self.folder / "work").glob(f"{self.stage}/*/checkpoints/step-*")
+        folders = (self.folder / "work").glob("*/*/checkpoints/step-*")
         return sorted(int(path.name.removeprefix("step-")) for path in folders)
 
     def wait_for_checkpoint(self, step: int, command: "subprocess.Popen[bytes]") -> None:
@@ -132,8 +127,8 @@ class Place:
 
     def assert_latest_checkpoint(self, step: int) -> None:
         """The latest checkpoint is of this step and complete, and nothing half-written lies beside it."""
-        (folder,) = (self.folder / "work").glob(f"{self.stage}/*/checkpoints")
-        latest = latest_checkpoint(folder, stage=self.stage)
+        (folder,) = (self.folder / "work").glob("*/*/checkpoints")
+        latest = latest_checkpoint(folder, stage=STAGE.name)
         assert latest is not None
         assert latest.step == step
         assert not list(folder.glob(".step-*"))
@@ -143,10 +138,9 @@ class Place:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     def results(self) -> dict[str, bytes]:
-        """The bytes that no fault may change; those of a GRPO policy differ from its reference."""
-        weights = self.folder / _MODELS[self.stage] / "model.safetensors"
-        if self.stage == "train_grpo":
-            assert weights.read_bytes() != (self.inputs["reference"] / weights.name).read_bytes(), "nothing was learned"
+        """The bytes that no fault may change; those of the policy differ from its reference."""
+        weights = self.folder / "policy" / "model.safetensors"
+        assert weights.read_bytes() != (self.inputs["reference"] / weights.name).read_bytes(), "nothing was learned"
         return {path.name: path.read_bytes() for path in (weights, self.folder / "training" / "steps.jsonl")}
 
     def end(self) -> None:
@@ -156,8 +150,8 @@ class Place:
                 os.kill(each.pid, signal.SIGKILL)
 
     def assert_nothing_runs(self) -> None:
-        """Every process of the run ends within seconds."""
-        assert within(5, lambda: not self.processes()), self.processes()
+        """Every process of the run ends."""
+        assert within(TIMEOUT_S, lambda: not self.processes()), self.processes()
 
     def assert_nothing_left(self, num_temporary: int = 0) -> None:
         """No process or unfinished work of the run is left, and at most so many temporary folders.

@@ -16,20 +16,6 @@ ANYBODY = "1000660000:0"
 """A user as on OpenShift: a number that no image knows, in root's group."""
 _NEEDED = ("podman", "debootstrap")
 _BASE_IMAGE = "localhost/grpo-pipeline/debian:bookworm"
-_UNMET = """
-from importlib.metadata import PackageNotFoundError, distributions, version
-from packaging.requirements import Requirement
-for package in distributions():
-    for needed in map(Requirement, package.requires or []):
-        if needed.marker and not needed.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            met = needed.specifier.contains(version(needed.name), prereleases=True)
-        except PackageNotFoundError:
-            met = False
-        if not met:
-            print(f"{needed.name}: {package.name} asks for {needed}")
-"""
 
 
 def require() -> None:
@@ -68,13 +54,14 @@ def base_image() -> str:
     return subprocess.run([ROOT / "images/base.sh"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
-def build(*options: str) -> dict[str, str]:
-    """Run `make images` for processors and return the variables that it prints."""
+def build(*options: str) -> "dict[str, Image]":
+    """Run `make images` for processors and return each image by its kind, `light` or `gpu`."""
     command = ["python3", "-m", "images.build", "--base", base_image(), "--variant", "cpu", *options]
     environment = {**os.environ, "CONTAINER_ENGINE": "podman"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
-    return dict(pair.split("=", 1) for pair in ended.stdout.splitlines()[-1].split())
+    made = map(Image, ended.stdout.splitlines()[:-1])
+    return {image.kind: image for image in made}
 
 
 @dataclass(frozen=True)
@@ -83,31 +70,22 @@ class Image:
 
     name: str
 
+    @property
+    def kind(self) -> str:
+        """`light` or `gpu`."""
+        return self.name.rpartition(":")[0].rpartition("python-")[2]
+
     def run(self, *command: str, folder: Path | None = None, user: str = "") -> str:
         """Run a command as a cluster would that trusts nobody, and return what it prints.
 
-        The root is read-only, /tmp and memory are all there is to write to, there is no network, and the user is
-        nobody's.
-        `folder` is where the command works, with the same path as outside.
+        The root is read-only, /tmp, memory and `folder`, where the command works, are all there is to write to, there
+        is no network, and the user is nobody's.
         """
         options = ["--rm", "--read-only", "--tmpfs", "/tmp", "--shm-size", "1g", "--network", "none"]
         options += ["--cap-drop", "all", "--security-opt", "no-new-privileges"]
         options += ["--user", user] if user else []
         options += ["--volume", f"{folder}:{folder}", "--workdir", str(folder)] if folder else []
         return podman("run", *options, self.name, *command)
-
-    def modules(self, *names: str) -> None:
-        """Import modules, as a user that no image knows."""
-        code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
-        self.run("python3", "-c", code, user=ANYBODY)
-
-    def missing_libraries(self) -> str:
-        """Shared libraries that packages there need and the loader does not find, with a file that needs each."""
-        return self.run("python3", "-m", "components.shared.libraries").strip()
-
-    def unmet_requirements(self) -> list[str]:
-        """Each requirement of an installed package that is not met there."""
-        return self.run("python3", "-c", _UNMET).splitlines()
 
 
 def sizes(image: str) -> Sequence[tuple[int, str]]:

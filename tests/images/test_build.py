@@ -15,18 +15,16 @@ DIGEST = "a" * 64
 def repository(tmp_path: Path) -> Path:
     """A repository with one commit of code."""
     (tmp_path / "components").mkdir()
-    (tmp_path / "components/code.py").write_text("one = 1\n")
-    (tmp_path / "README.md").write_text("text\n")
+    for name in ("components/code.py", "README.md"):
+        (tmp_path / name).write_text("one\n")
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "one"]):
         _git(tmp_path, *command)
     return tmp_path
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
-    return subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_base_is_named_by_its_digest() -> None:

@@ -22,7 +22,7 @@ _WITH_ENVIRONMENT = {"provenance.json", "report.html", "model_card.md", "version
 """Files that name the environment of the run, or are about one that does."""
 
 
-def _run_in_containers(folder: Path, variables: dict[str, str]) -> None:
+def _run_in_containers(folder: Path, images: dict[str, Image]) -> None:
     """Run each stage of the smoke preset in its image, as a user that no image knows."""
     copy_project(folder)
     write_params(folder / "params.yaml", preset())
@@ -30,8 +30,7 @@ def _run_in_containers(folder: Path, variables: dict[str, str]) -> None:
     for parent in list(folder.parents)[:2]:
         parent.chmod(0o755)
     for stage in map(load_stage, STAGES):
-        kind = "gpu" if stage.image == GPU else "light"
-        image = Image(f"{variables['IMAGE_REGISTRY']}/grpo-pipeline/python-{kind}:{variables['IMAGE_TAG']}")
+        image = images["gpu" if stage.image == GPU else "light"]
         command = ["python3", "-m", f"components.{stage.name}", *arguments(stage, folder, fresh=False)]
         image.run("env", "OMP_NUM_THREADS=1", *command, folder=folder, user=ANYBODY)
 
@@ -43,8 +42,8 @@ def test_artifacts_are_the_same_with_and_without_containers(tmp_path: Path) -> N
     revision of its image, so that whoever fetches it can build the images again.
     """
     engine.require()
-    variables, contained = engine.build(), tmp_path / "contained"
-    _run_in_containers(contained, variables)
+    images, contained = engine.build(), tmp_path / "contained"
+    _run_in_containers(contained, images)
     project = copy_project(tmp_path / "plain")
     started = project.start("run", "--params", "params/smoke.yaml", variables={"HF_HUB_OFFLINE": "0"})
     plain = FinishedRun.of(project, started, timeout_s=1200)
@@ -63,7 +62,7 @@ def test_artifacts_are_the_same_with_and_without_containers(tmp_path: Path) -> N
     assert unmoved(trained["train_grpo"]["policy"], trained["train_sft"]["reference"]) == []
     command = ["git", "-c", "safe.directory=*", "-C", str(contained / "registry"), "log", "-1", "--format=%B"]
     message = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert variables["IMAGE_TAG"].removesuffix("-cpu") in message
+    assert images["gpu"].name.rpartition(":")[2].removesuffix("-cpu") in message
 
 
 def _content(folder: Path) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Which packages of the lock an image holds."""
 
-import socket
 import sys
-import threading
 import zipfile
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,32 +107,6 @@ def test_nothing_of_the_locks_is_installed_without_its_hash(
     assert all("--hash=sha256:" in entry for entry in installed.values())
 
 
-@pytest.fixture
-def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Every index is out of reach: the one way out hangs up, and notes it. Nothing is in uv's cache."""
-    attempts: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        address = "http://{}:{}".format(*listener.getsockname())
-        for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY"):
-            monkeypatch.setenv(name, address)
-            monkeypatch.setenv(name.lower(), address)
-        for name in ("NO_PROXY", "no_proxy"):
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-        threading.Thread(target=_hang_up, args=(listener, attempts), daemon=True).start()
-        yield attempts
-
-
-def _hang_up(listener: socket.socket, attempts: list[str]) -> None:
-    while True:
-        try:
-            caller, _ = listener.accept()
-        except OSError:
-            return
-        with caller:
-            attempts.append(caller.recv(1000).decode().split("\r\n", maxsplit=1)[0])
-
-
 def _wheels(folder: Path, *versions: str, name: str = "torch") -> str:
     """Make wheels of a package without content."""
     folder.mkdir(exist_ok=True)
@@ -148,6 +119,14 @@ def _wheels(folder: Path, *versions: str, name: str = "torch") -> str:
     return str(folder)
 
 
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every index is out of reach, and nothing is in uv's cache."""
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     ("backend", "versions", "chosen"),
     [
@@ -155,34 +134,33 @@ def _wheels(folder: Path, *versions: str, name: str = "torch") -> str:
         ("cu130", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0+rocm7.2"], "torch==2.13.0+cu130"),
     ],
 )
-def test_a_wheel_in_a_folder_comes_first(
-    refused: list[str], tmp_path: Path, backend: str, versions: list[str], chosen: str
-) -> None:
+def test_a_wheel_in_a_folder_comes_first(tmp_path: Path, backend: str, versions: list[str], chosen: str) -> None:
     """The build that is asked for is taken from any of the folders, and nothing is asked on the network."""
     places = [_wheels(tmp_path / "empty"), _wheels(tmp_path / "wheels", *versions)]
     torch = find_torch(UV, "torch==2.13.0", backend, places)
     assert torch == Torch(chosen, ["--find-links", places[0], "--find-links", places[1]])
-    assert refused == []
+
+
+def _uv(folder: Path, script: str) -> Path:
+    """Make a program in the place of uv."""
+    program = folder / "uv"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return program
 
 
 def test_pytorchs_index_comes_second(tmp_path: Path) -> None:
     """Without a wheel of the build in a folder, uv is asked for it by its name."""
-    uv = tmp_path / "uv"
-    answer = 'case "$*" in *"--torch-backend cu130"*) echo torch==2.13.0+build;; *) exit 1;; esac'
-    uv.write_text(f"#!/bin/sh\n{answer}\n")
-    uv.chmod(0o755)
+    uv = _uv(tmp_path, 'case "$*" in *"--torch-backend cu130"*) echo torch==2.13.0+build;; *) exit 1;; esac')
     torch = find_torch(uv, "torch==2.13.0", "cu130", [_wheels(tmp_path / "empty")])
     assert torch.requirement == "torch==2.13.0+build"
     assert torch.options[:2] == ["--torch-backend", "cu130"]
 
 
-def test_pypi_comes_last_and_one_line_says_so(
-    refused: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """An index that does not answer is asked once, and PyPI's build is not mixed up with another one in a folder."""
+def test_pypi_comes_last_and_one_line_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Where no index answers, PyPI's build is not mixed up with another one in a folder."""
     place = _wheels(tmp_path / "wheels", "2.13.0+cpu")
-    assert find_torch(UV, "torch==2.13.0", "cu130", [place]) == Torch("torch==2.13.0", [])
-    assert refused == ["CONNECT download.pytorch.org:443 HTTP/1.1"]
+    assert find_torch(_uv(tmp_path, "exit 1"), "torch==2.13.0", "cu130", [place]) == Torch("torch==2.13.0", [])
     printed = capfd.readouterr().err
     assert printed.count("\n") == 1
     assert all(part in printed for part in ("PyPI", "GB", place))
@@ -190,13 +168,12 @@ def test_pypi_comes_last_and_one_line_says_so(
 
 def test_settings_of_pip_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable comes before a file, and in a file what is for `install` before what is for all commands."""
-    settings = tmp_path / "pip.conf"
-    settings.write_text("[global]\nfind-links = /one\nindex-url = https://a\n[install]\nindex-url = https://b\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    settings = "[global]\nfind-links = /one\nindex-url = https://a\n[install]\nindex-url = https://b\n"
+    (tmp_path / "pip.conf").write_text(settings)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.delenv("PIP_INDEX_URL", raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", "/three")
-    assert pip_setting("index-url") == "https://b"
-    assert pip_setting("find-links") == "/three"
+    assert (pip_setting("index-url"), pip_setting("find-links")) == ("https://b", "/three")
 
 
 _WORKS = """class Version: cuda = "12.6"
@@ -242,12 +219,11 @@ def test_a_gpu_is_there_if_nvidia_smi_names_one(tmp_path: Path, monkeypatch: pyt
         assert has_gpu() == expected
 
 
-@pytest.mark.usefixtures("refused")
+@pytest.mark.usefixtures("offline")
 def test_a_new_lock_keeps_the_versions_of_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is named is brought up to date; torch's hash and CUDA's packages have another lock."""
     monkeypatch.setattr(packages, "_ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["packages.py", "lock", "--upgrade", "uv"])
-    monkeypatch.setenv("UV_OFFLINE", "1")
     project = """[project]
 name = "some"
 version = "1"

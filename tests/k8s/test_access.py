@@ -70,36 +70,28 @@ def test_roles_permit_what_is_needed(name: str) -> None:
 def server() -> Iterator[ApiServer]:
     """A cluster on which the overlay with a queue was applied, with a stale job of a run."""
     with ApiServer(namespace=NAMESPACES["standalone-kueue"]) as server:
-        annotations = {kube.HEARTBEAT: "2020-01-01T00:00:00+00:00"}
         server.cluster.add_runtime()
-        add_train_job(server, "grpo-1", {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "run-1"}, annotations)
+        _add_stale_job(server)
         yield server
 
 
-@pytest.fixture
-def api(server: ApiServer, tmp_path: Path) -> client.ApiClient:
-    """The real client for it."""
-    return config.new_client_from_config(str(server.kubeconfig(tmp_path / "config")))
+def _add_stale_job(server: ApiServer) -> None:
+    annotations = {kube.HEARTBEAT: "2020-01-01T00:00:00+00:00"}
+    add_train_job(server, "grpo-1", {kube.MANAGED_BY: kube.PROJECT, kube.RUN_ID: "run-1"}, annotations)
 
 
 def _take_role(server: ApiServer, name: str) -> None:
     server.access.rules = one(overlay("standalone-kueue"), "Role", f"grpo-pipeline-{name}")["rules"]
 
 
-def test_reaper_works_with_its_role(server: ApiServer, api: client.ApiClient) -> None:
-    """It lists workflows, lists and deletes jobs, and may do nothing else."""
-    _take_role(server, "reaper")
-    assert reaper.reap(api, server.namespace, datetime.now(UTC), server.clock.sleep) == ["grpo-1"]
-    with pytest.raises(client.ApiException, match="403"):
-        client.CoreV1Api(api).list_namespaced_pod(server.namespace)
-
-
-def test_preflight_and_stop_work_with_the_role_of_steps(server: ApiServer, api: client.ApiClient) -> None:
-    """They may not read secrets, which steps get as environment variables."""
+def test_reaper_preflight_and_stop_work_with_their_roles(server: ApiServer, tmp_path: Path) -> None:
+    """Neither may read anything else, not even secrets, which steps get as environment variables."""
+    api = config.new_client_from_config(str(server.kubeconfig(tmp_path / "config")))
+    core, before = client.CoreV1Api(api), len(server.requests)
     _take_role(server, "launcher")
-    before = len(server.requests)
-    assert list(cluster.runtime(api, server.namespace, "grpo-torch")) == []
-    list(cluster.volume(api, server.namespace, ClusterConfig(image="any").volume))
+    assert list(cluster.runtime(api, server.namespace, "grpo-torch", 600)) == []
+    assert len(list(cluster.runtime(api, server.namespace, "grpo-torch-vllm", 600))) == 1
+    list(cluster.volume(api, server.namespace, ClusterConfig().volume))
     list(cluster.local_queue(api, server.namespace, "grpo-pipeline"))
     role = one(overlay("standalone-kueue"), "ClusterRole", "grpo-pipeline-capacity")
     server.access.cluster_rules = role["rules"]
@@ -107,7 +99,12 @@ def test_preflight_and_stop_work_with_the_role_of_steps(server: ApiServer, api: 
     assert reaper.delete_run(api, server.namespace, "run-1") == ["grpo-1"]
     assert {request.status for request in server.requests[before:]} <= {200, 404}
     with pytest.raises(client.ApiException, match="403"):
-        client.CoreV1Api(api).read_namespaced_secret("grpo-pipeline-hub", server.namespace)
+        core.read_namespaced_secret("grpo-pipeline-hub", server.namespace)
+    _add_stale_job(server)
+    _take_role(server, "reaper")
+    assert reaper.reap(api, server.namespace, datetime.now(UTC), server.clock.sleep) == ["grpo-1"]
+    with pytest.raises(client.ApiException, match="403"):
+        core.list_namespaced_pod(server.namespace)
 
 
 def test_launching_uses_every_permission_that_preflight_asks_for(

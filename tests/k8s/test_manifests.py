@@ -40,17 +40,11 @@ def _job_set(runtime: str) -> Json:
     return spec
 
 
-def test_objects_are_valid() -> None:
-    """No field is unknown and none is missing."""
-    assert "Secret" not in {document["kind"] for document in base()}, "secrets are created by hand"
-    for document in base():
-        assert faults(document) == [], (document["kind"], document["metadata"]["name"])
-
-
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_overlay_gives_steps_their_role_and_changes_no_pod(name: str) -> None:
     """Every overlay is tested here and elsewhere."""
     assert sorted(path.name for path in (K8S / "overlays").iterdir()) == sorted(OVERLAYS)
+    assert "Secret" not in {document["kind"] for document in overlay(name)}, "secrets are created by hand"
     binding = one(overlay(name), "RoleBinding", "grpo-pipeline-launcher")
     assert [subject["name"] for subject in binding["subjects"]] == [STEPS[NAMESPACES[name]]]
     for document in overlay(name):
@@ -193,15 +187,13 @@ def _selects(selector: Json, labels: Json) -> bool:
 
 
 def test_volume_is_the_one_that_runs_ask_for() -> None:
-    """Its claim in the form, in a job's config and in the runtimes, and where it is mounted; all nodes share it."""
+    """By the name of its claim in the form, in a job's config and in all pods; all nodes share it."""
     document = one(base(), "PersistentVolumeClaim", "grpo-pipeline")
     assert document["spec"]["accessModes"] == ["ReadWriteMany"]
-    claim = document["metadata"]["name"]
-    assert claim == ClusterConfig(image="any").volume == DeploymentConfig().volume
     volumes = [volume for pod in PODS.values() for volume in pod["spec"]["volumes"]]
-    claims = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
-    assert {each["claimName"] for each in claims} == {claim}
-    assert ClusterConfig(image="any").mount == MOUNT == "/work"
+    claims = {each["persistentVolumeClaim"]["claimName"] for each in volumes if "persistentVolumeClaim" in each}
+    assert {document["metadata"]["name"]} == claims == {ClusterConfig().volume, DeploymentConfig().volume}
+    assert ClusterConfig().mount == MOUNT == "/work"
 
 
 @each_pod

@@ -1,10 +1,14 @@
 """What we create, by the definitions of every version that docs/how-to/kubernetes.md lists."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from components.cluster.manifest import train_job
+from tests.cluster.launched import EVERY_SETTING, launched
+from tests.fake_cluster import ApiServer
 from tests.fake_cluster.pods import job_set_of
 from tests.fake_cluster.schemas import KUBERNETES, UPSTREAM, needs_upstream, problems, refused
 from tests.k8s.rendered import K8S, OVERLAYS, one, overlay, render
@@ -40,6 +44,19 @@ each_kubernetes = pytest.mark.parametrize("kubernetes", VERSIONS["Kubernetes"])
 each_trainer = pytest.mark.parametrize("trainer", VERSIONS["Trainer"])
 each_job_set = pytest.mark.parametrize("job_set", VERSIONS["JobSet"])
 each_kueue = pytest.mark.parametrize("kueue", VERSIONS["Kueue"])
+
+
+@pytest.fixture(params=[False, True])
+def manifest(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A training job with everything that a run can ask for."""
+    with ApiServer() as server:
+        settings = EVERY_SETTING | {"rollout_servers": 2 if request.param else 0}
+        job = launched(server, tmp_path, monkeypatch, queue="research", **settings)
+    job.with_samplers = request.param
+    owner = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "run-1", "uid": "1234"}
+    made = train_job(job.job, job.stage, {"HF_HUB_OFFLINE": "1"}, owner, "2026-01-01T00:00:00+00:00")
+    made["metadata"] |= {"namespace": "kubeflow", "uid": "5678"}  # as the server sets them
+    return made
 
 
 @each_kubernetes

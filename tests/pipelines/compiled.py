@@ -1,10 +1,9 @@
 """The graph as it compiles now, for tests to look at; tests/pipelines/test_graph.py compares it with the file."""
 
 import tempfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -13,22 +12,16 @@ from pipelines.graph import write
 from tests.presets import ROOT
 
 COMMITTED = ROOT / "pipelines/grpo_post_training.yaml"
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(NamedTuple):
     """The compiled graph."""
 
+    text: str
     spec: dict[str, Any]
     """The first document: Kubeflow's intermediate representation."""
     kubernetes: dict[str, Any]
     """Of the second document: the settings of each executor."""
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The run form."""
-        return dict(self.spec["root"]["inputDefinitions"]["parameters"])
 
     @property
     def containers(self) -> dict[str, Any]:
@@ -46,22 +39,17 @@ class Graph:
         return dict(self.kubernetes[f"exec-{task}"])
 
 
-def compile_graph(params: Params) -> tuple[str, Graph]:
-    """Compile the graph; return the text, and what it says."""
+def compile_graph(params: Params) -> Graph:
+    """Compile the graph."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.yaml"
         write(path, params)
         text = path.read_text()
-    spec, platforms = yaml.load_all(text, _LOADER)
-    return text, Graph(spec, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"])
+    spec, platforms = yaml.load_all(text, yaml.CSafeLoader)
+    return Graph(text, spec, platforms["platforms"]["kubernetes"]["deploymentSpec"]["executors"])
 
 
 @cache
-def compiled() -> tuple[str, Graph]:
+def graph() -> Graph:
     """The graph with the params of params.yaml, as it is committed."""
     return compile_graph(load_params(ROOT / "params.yaml"))
-
-
-def graph() -> Graph:
-    """What the code compiles to."""
-    return compiled()[1]

@@ -4,25 +4,49 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from pipelines.cli import main
 from tests.pipelines.project import FinishedRun, Project, copy_project
 from tests.presets import preset, write_params
 
 
-class _Runs(NamedTuple):
-    passing: Future[FinishedRun]
-    missing: Future[FinishedRun]
-    dvc: Future[Project]
+class Printed(NamedTuple):
+    """What a command has printed."""
+
+    lines: list[str]
+    error: str
+
+    @property
+    def out(self) -> str:
+        """The lines as one text."""
+        return "".join(f"{line}\n" for line in self.lines)
+
+
+Program = Callable[..., Printed]
+"""Runs `grpo-pipeline` with arguments, checks its exit `code` (0), and returns what it has printed."""
+
+
+@pytest.fixture
+def program(capsys: pytest.CaptureFixture[str]) -> Program:
+    """The command line."""
+
+    def run(*arguments: str, code: int = 0) -> Printed:
+        capsys.readouterr()
+        assert main(list(arguments)) == code
+        out, error = capsys.readouterr()
+        return Printed(out.splitlines(), error)
+
+    return run
 
 
 @pytest.fixture(scope="session")
-def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
+def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Future[Any]]]:
     """All the runs below, two at a time: most of their time goes into imports on one core."""
     passing, missing, dvc = (copy_project(tmp_path_factory.mktemp(name)) for name in ("passing", "missing", "dvc"))
     (dvc.folder / "repro.yaml").write_text("params: params/smoke.yaml\n")
@@ -30,29 +54,29 @@ def _runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Runs]:
     params["report"]["gate"] |= {"enforce": True, "min_gain": 0.99, "power": "warn"}
     write_params(missing.folder / "missed.yaml", params)
     with ThreadPoolExecutor(2) as pool:
-        yield _Runs(
+        yield [
             pool.submit(passing.pipeline, "run", "--params", "params/smoke.yaml"),
             pool.submit(missing.pipeline, "run", "--params", "missed.yaml"),
             pool.submit(_repeat_after_kill, dvc),
-        )
+        ]
 
 
 @pytest.fixture(scope="session")
-def smoke_run(_runs: _Runs) -> FinishedRun:
+def smoke_run(_runs: list[Future[FinishedRun]]) -> FinishedRun:
     """The smoke preset from raw data to a registered version."""
-    return _runs.passing.result()
+    return _runs[0].result()
 
 
 @pytest.fixture(scope="session")
-def missed_run(_runs: _Runs) -> FinishedRun:
+def missed_run(_runs: list[Future[FinishedRun]]) -> FinishedRun:
     """The same with a gate that nothing can pass."""
-    return _runs.missing.result()
+    return _runs[1].result()
 
 
 @pytest.fixture(scope="session")
-def dvc_project(_runs: _Runs) -> Project:
+def dvc_project(_runs: list[Future[Project]]) -> Project:
     """The smoke preset under DVC, whose train_grpo was killed in the middle and then run again."""
-    return _runs.dvc.result()
+    return _runs[2].result()
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ It answers as https://huggingface.co/docs/hub/api and the client's source descri
 """
 
 import base64
-import hashlib
 import json
 import re
 import threading
@@ -12,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-import yaml
 
 TOKEN = "hf_writes"
 Answer = tuple[int, Any]
@@ -30,35 +27,19 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, dict[str, bytes]] = {}
         """Content of the main branch of each repository, by path."""
         self.tags: dict[str, set[str]] = {}
-        self.commits: list[str] = []
-        self._large: dict[str, bytes] = {}
-        """Large files by their SHA-256."""
 
-    def answer(self, path: str, token: str, body: bytes) -> Answer:
-        """Answer a request."""
-        if match := re.fullmatch(r"/storage/([0-9a-f]{64})", path):  # whose URL carries its own signature
-            self._large[match[1]] = body
-            return (200, {}) if hashlib.sha256(body).hexdigest() == match[1] else (400, {"error": "other content"})
+    def answer(self, path: str, token: str, lines: list[Any]) -> Answer:
+        """Answer a request, of which each line is a JSON object."""
+        match = re.fullmatch(r"/api/models/([\w.-]+/[\w.-]+)/(tree|preupload|commit|tag)/main", path)
         if token != f"Bearer {TOKEN}":
             return 401, {"error": "Invalid username or password."}
-        match path:
-            case "/api/whoami-v2":
-                return 200, {"name": "someone", "type": "user"}
-            case "/api/validate-yaml":  # the front matter of a model card
-                yaml.safe_load(json.loads(body)["content"].split("---")[1])
-                return 200, {"errors": [], "warnings": []}
-            case "/api/repos/create":
-                return self._create(json.loads(body))
-        return self._answer_of(path, body)
-
-    def _answer_of(self, path: str, body: bytes) -> Answer:
-        """Answer a request about a repository."""
-        match = re.fullmatch(
-            r"(?:/api/models)?/([\w.-]+/[\w.-]+?)(?:\.git)?/((?:info|tree|preupload|commit|tag)/.+)", path
-        )
-        if not match or match[1] not in self.files:
-            return 404, {"error": f"Repository not found: {path}"}
-        return self._call(match[1], match[2], [json.loads(line) for line in body.splitlines()])
+        if path == "/api/whoami-v2":
+            return 200, {"name": "someone", "type": "user"}
+        if path == "/api/validate-yaml":  # the front matter of a model card
+            return 200, {"errors": [], "warnings": []}
+        if path == "/api/repos/create":
+            return self._create(lines[0])
+        return self._call(match[2], match[1], lines) if match and match[1] in self.files else (404, {"error": path})
 
     def _create(self, body: Any) -> Answer:
         name = f"{body.get('organization') or 'someone'}/{body['name']}"
@@ -67,47 +48,22 @@ class Hub(ThreadingHTTPServer):
         self.files[name], self.tags[name], self.private[name] = {}, set(), body.get("visibility") == "private"
         return 200, {"url": f"{self.url}/{name}", "name": name}
 
-    def _call(self, name: str, call: str, lines: list[Any]) -> Answer:
+    def _call(self, call: str, name: str, lines: list[Any]) -> Answer:
         files = self.files[name]
-        if call == "tree/main":
-            return 200, [{"type": "file", "path": each, "size": len(files[each]), "oid": "0"} for each in files]
-        if call == "preupload/main":
-            return 200, {"files": [_upload_mode(each["path"]) for each in lines[0]["files"]]}
-        if call == "info/lfs/objects/batch":
-            upload = [{"upload": {"href": f"{self.url}/storage/{each['oid']}"}} for each in lines[0]["objects"]]
-            objects = [{**each, "actions": action} for each, action in zip(lines[0]["objects"], upload, strict=True)]
-            return 200, {"transfer": "basic", "objects": objects}
-        if call == "commit/main":
-            return self._commit(name, lines)
-        if call == "tag/main":
-            self.tags[name].add(lines[0]["tag"])
-            return 200, {}
-        return 404, {"error": f"no such call: {call}"}
-
-    def _commit(self, name: str, lines: list[Any]) -> Answer:
-        """Apply a commit, of which each line is the header, a file, or a file to delete."""
-        files = dict(self.files[name])
-        for line in lines:
-            value = line["value"]
-            match line["key"]:
-                case "header":
-                    self.commits.append(value["summary"])
-                case "file":
-                    files[value["path"]] = base64.b64decode(value["content"])
-                case "lfsFile":
-                    files[value["path"]] = self._large[value["oid"]]
-                case "deletedFile":
-                    del files[value["path"]]
-                case other:
-                    return 400, {"error": f"unknown key {other}"}
-        self.files[name] = files
-        commit = hashlib.sha1(repr(sorted(files)).encode()).hexdigest()
-        return 200, {"commitUrl": f"{self.url}/{name}/commit/{commit}", "commitOid": commit, "hookOutput": ""}
-
-
-def _upload_mode(path: str) -> dict[str, Any]:
-    is_large = path.endswith(".safetensors")
-    return {"path": path, "uploadMode": "lfs" if is_large else "regular", "shouldIgnore": False}
+        match call:
+            case "tree":
+                return 200, [{"type": "file", "path": each, "size": len(files[each]), "oid": "0"} for each in files]
+            case "preupload":
+                asked = [{**each, "uploadMode": "regular", "shouldIgnore": False} for each in lines[0]["files"]]
+                return 200, {"files": asked}
+            case "tag":
+                self.tags[name].add(lines[0]["tag"])
+                return 200, {}
+        for value in (line["value"] for line in lines if line["key"] == "deletedFile"):
+            del files[value["path"]]
+        for value in (line["value"] for line in lines if line["key"] == "file"):
+            files[value["path"]] = base64.b64decode(value["content"])
+        return 200, {"commitUrl": f"{self.url}/{name}/commit/1", "commitOid": "1", "hookOutput": ""}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -117,8 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             body = b"".join(iter(self._chunk, b""))
-        path = self.path.partition("?")[0]
-        status, answer = self.server.answer(path, self.headers.get("Authorization", ""), body)
+        lines = [json.loads(line) for line in body.splitlines()]
+        path, token = self.path.partition("?")[0], self.headers.get("Authorization", "")
+        status, answer = self.server.answer(path, token, lines)
         content = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -126,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    do_GET = do_POST = do_PUT = _respond
+    do_GET = do_POST = _respond
 
     def _chunk(self) -> bytes:
         content = self.rfile.read(int(self.rfile.readline(), 16))

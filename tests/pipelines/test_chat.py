@@ -4,11 +4,12 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from components.environments.environment import Observation
-from components.environments.pool import Answer, Environments, Episode
+from components.environments.pool import Answer, Environments
 from components.policy.checkpoint import load_without_weights
 from components.rollout.sampler import StopTexts
 from components.shared.problem import Problem
@@ -22,18 +23,13 @@ CALL = "```calculator\n37*48\n```\n"
 class _Calculator(Environments):
     """Answers each call with 1776, and ends with a turn that calls nothing; it fails where it is asked to."""
 
+    text = "1776\nexactly"
+
     def __init__(self, config: ToolsConfig) -> None:
         self.config = config
 
-    def begin(self, problem: Problem, past: Sequence[str] = ()) -> "_Episode":
-        return _Episode()
-
-
-class _Episode(Episode):
-    text = "1776\nexactly"
-
-    def __init__(self) -> None:
-        pass
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> Any:
+        return self
 
     def step(self, text: str) -> "Future[Answer]":
         answered: Future[Answer] = Future()
@@ -69,7 +65,7 @@ def test_nothing_is_printed_that_a_terminal_takes_for_a_command(
     ask: Callable[..., Model], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither of what the model writes nor of what its environment answers, of which each line is set apart."""
-    monkeypatch.setattr(_Episode, "text", "1776\n\x1bexactly")
+    monkeypatch.setattr(_Calculator, "text", "1776\n\x1bexactly")
     model = ask([CALL, CALL, f"#### 1776{chat_model.TEXT_END}"])
     capsys.readouterr()
     model.answer("37*48?")
@@ -94,21 +90,15 @@ def test_a_truncated_answer_names_the_limit(
     assert capsys.readouterr().out.splitlines()[-1] == message
 
 
-def _text(model: Model, question: str) -> str:
-    text: str = model.checkpoint.tokenizer.decode(list(model.prompt_ids(question)))
-    return text
-
-
-def test_a_conversation_remembers_calls_and_their_answers_as_the_template_writes_them(
-    ask: Callable[..., Model],
-) -> None:
+def test_a_conversation_remembers_calls_and_their_answers(ask: Callable[..., Model]) -> None:
     """The second prompt begins as the first one with its answer; tools are shown in both."""
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*48"}}\n</tool_call>'
     model = ask([f"{call}{chat_model.END}", f"#### 1776{chat_model.END}"], chat_model.CALLING)
-    first = _text(model, "37*48?")
+    decode: Callable[..., str] = model.checkpoint.tokenizer.decode
+    first = decode(model.prompt_ids("37*48?"))
     model.conversation.clear()
     model.answer("37*48?")
-    second = _text(model, "And 3?")
+    second = decode(model.prompt_ids("And 3?"))
     assert second.startswith(first + call)
     assert "1776\nexactly" in second
     assert second.index("#### 1776") < second.index("And 3?")

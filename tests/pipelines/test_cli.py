@@ -13,16 +13,16 @@ from components.shared.environment import ENDPOINT_VARIABLES
 from components.shared.errors import PipelineError
 from pipelines.cli import main
 from pipelines.run.settings import load
+from tests.pipelines.conftest import Program
 from tests.presets import ROOT
 
 SMOKE = ROOT / "params/smoke.yaml"
 
 
-def test_a_params_file_can_be_printed_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_params_file_can_be_printed_in_full(tmp_path: Path, program: Program) -> None:
     """With what it extends, all defaults and keys that are set, as a params file that means the same."""
     setting = "train_grpo.num_steps=7"
-    assert main(["config", "--params", str(SMOKE), "--set", setting]) == 0
-    (tmp_path / "full.yaml").write_text(capsys.readouterr().out)
+    (tmp_path / "full.yaml").write_text(program("config", "--params", str(SMOKE), "--set", setting).out)
     assert load_params(tmp_path / "full.yaml") == load(SMOKE, [setting])
 
 
@@ -47,40 +47,33 @@ def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys: pyt
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program, arguments: str, message: str
 ) -> None:
     """Exit code 2, no traceback, and nothing is made."""
     for name in (*ENDPOINT_VARIABLES, "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert main(arguments.split()) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"error: {message}")
+    lines, error = program(*arguments.split(), code=2)
+    assert (lines, error.count("\n")) == ([], 1)
+    assert error.startswith(f"error: {message}")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("report.gate.target=[gsm8k]", 'report.gate.target: no test problem comes from "gsm8k"; sources with'),
-        ("train_sft.model.base=./nowhere", "train_sft.model.base: ./nowhere: no such folder"),
-        ("register.registry=a.file", "register.registry: a.file is not a folder"),
-    ],
-)
-def test_what_can_be_known_is_known_before_the_first_stage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str, message: str
+def test_what_is_missing_is_known_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program
 ) -> None:
-    """One line with the key, exit code 2, and no trace of a run, with or without `--dry-run`."""
+    """A line for each key, exit code 2, and no trace of a run, with or without `--dry-run`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "a.file").touch()
-    command = ["run", "--params", str(SMOKE), "--set", setting]
+    settings = ("report.gate.target=[gsm8k]", "train_sft.model.base=./nowhere", "register.registry=a.file")
     for options in ([], ["--dry-run"]):
-        assert main([*command, *options]) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        assert error.count("\n") == 1
+        error = program("run", f"--params={SMOKE}", *(f"--set={each}" for each in settings), *options, code=2).error
+        assert error.startswith("error: 3 to correct before this run can start\n")
+        assert "train_sft.model.base: ./nowhere: no such folder" in error
+        assert "register.registry: a.file is not a folder" in error
+        assert 'report.gate.target: no test problem comes from "gsm8k"; sources with' in error
+        assert error.count("\n") == 4
     assert [path.name for path in tmp_path.iterdir()] == ["a.file"]
 
 
@@ -94,16 +87,12 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
-def test_ctrl_c_and_a_missing_checkout_are_answered_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_and_a_missing_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """While a command still imports and checks what it needs; an installed copy has neither params files nor a lock."""
     monkeypatch.setattr("pipelines.limits.limits", Mock(side_effect=KeyboardInterrupt))
-    assert main(["limits"]) == 128 + signal.SIGINT
-    assert capsys.readouterr().err == "stopped\n"
+    assert program("limits", code=128 + signal.SIGINT).error == "stopped\n"
     monkeypatch.setattr("pipelines.cli._CHECKOUT", tmp_path)
-    assert main(["run"]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path} is not a checkout of grpo-pipeline; ")
+    assert program("run", code=2).error.startswith(f"error: {tmp_path} is not a checkout of grpo-pipeline; ")
 
 
 def test_what_follows_two_dashes_is_handed_on_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,10 @@ def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path)
     """SIGKILL from outside, as by the kernel when memory runs out: exit code 1, the log's end, no output in place."""
     project = copy_project(tmp_path)
     with project.start(*SMOKE) as run:
-        os.kill(_process_of_second_stage(project), signal.SIGKILL)
+        _wait_for_log(project, "--- validate_data")
+        while len(processes := project.processes("pipelines.run.stages")) < 2:  # between two stages
+            time.sleep(0.01)
+        os.kill(max(processes), signal.SIGKILL)
         ended = FinishedRun.of(project, run)
     assert ended.exit_code == 1
     assert ended.errors.strip().startswith("error: validate_data stopped unexpectedly; the last lines of outputs/runs/")
@@ -173,16 +176,3 @@ def _wait_for_log(project: Project, pattern: str) -> None:
     while not any(re.search(pattern, log.read_text(), re.S) for log in project.folder.glob("outputs/runs/*/run.log")):
         assert time.monotonic() < deadline, f"the log has no {pattern}"
         time.sleep(0.05)
-
-
-def _process_of_second_stage(project: Project) -> int:
-    """Wait until the second stage of the only run works, and return its process."""
-    _wait_for_log(project, "--- validate_data")
-    while True:
-        runners = project.processes("pipelines.run.stages")
-        for stage in (pid for pid in runners if _parent(pid) in runners):
-            return stage
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

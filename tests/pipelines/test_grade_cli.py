@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,8 @@ import pytest
 
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
-from pipelines.cli import main
 from pipelines.grade import _batches
+from tests.pipelines.conftest import Program
 
 COMMAND = [sys.executable, "-c", "from pipelines.cli import main; raise SystemExit(main())", "grade", "-"]
 RIGHT = {"verdict": "right", "extracted": "5", "reason": "same text"}
@@ -23,19 +24,18 @@ def line(gold: str, response: str, **others: Any) -> str:
     return json.dumps({"gold": gold, "response": response} | others) + "\n"
 
 
-def test_each_line_has_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_line_has_its_verdict(tmp_path: Path, program: Program) -> None:
     """In order, with nothing else on standard output; the counts are on standard error."""
     path = tmp_path / "responses.jsonl"
     lines = [line("5", "#### 5", id=7), line("5", r"It is \boxed{6}."), "\n", line("5", "No idea"), line("", "#### 5")]
     path.write_text("".join([*lines, line("5", "#### 5").rstrip("\n")]))
-    assert main(["grade", str(path)]) == 0
-    out, err = capsys.readouterr()
-    printed = [json.loads(each) for each in out.splitlines()]
+    lines, error = program("grade", str(path))
+    printed = [json.loads(each) for each in lines]
     assert [each["verdict"] for each in printed] == ["right", "wrong", "wrong", "unscorable", "right"]
     assert [each["extracted"] for each in printed] == ["5", "6", None, "5", "5"]
     assert printed[0] == RIGHT
     assert all(each["reason"] for each in printed)
-    assert err == "2 right, 2 wrong, 1 unscorable\n"
+    assert error == "2 right, 2 wrong, 1 unscorable\n"
 
 
 @pytest.mark.parametrize(
@@ -64,11 +64,11 @@ def test_lines_may_be_of_any_length() -> None:
     assert len(batches) > 5
 
 
-def test_a_file_without_responses_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_responses_is_an_error(tmp_path: Path, program: Program) -> None:
     """The program that was to write them has failed, and a script must not take that for a result."""
-    (tmp_path / "empty.jsonl").write_text("\n  \n")
-    assert main(["grade", str(tmp_path / "empty.jsonl")]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path / 'empty.jsonl'}: has no responses; {ACCEPTED}\n"
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n  \n")
+    assert program("grade", str(path), code=2).error == f"error: {path}: has no responses; {ACCEPTED}\n"
 
 
 def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
@@ -87,24 +87,25 @@ def test_verdicts_do_not_wait_for_the_end_of_the_input() -> None:
     assert err.startswith("error: standard input:3: expected a JSON object")
 
 
-def test_a_verdict_can_be_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verdict_can_be_explained(tmp_path: Path, program: Program) -> None:
     """What was extracted, how both sides were read, and the rule that decided; where only a box counts, not a line."""
     lines = [
         line("26000", r"It is \boxed{513^2 - 487^2}.", question="Compute $513^2 - 487^2$."),
         line("5", "#### 5"),
         line("(1, 2)", r"\boxed{(1,3)}"),
+        line("12 cm", r"\boxed{12 m}"),
     ]
     path = tmp_path / "responses.jsonl"
     path.write_text("".join(lines))
-    assert main(["grade", "--explain", "--answer", "boxed", str(path)]) == 0
-    echo, none, pair = capsys.readouterr().out.strip().split("\n\n")
+    echo, none, pair, units = program("grade", "--explain", "--answer", "boxed", str(path)).out.strip().split("\n\n")
     assert "extracted nothing" in none
-    assert "and as    tuple of 2: 1 ; 3" in pair
+    assert "read as   tuple of 2: 1 ; 3" in pair
+    assert re.findall("read as   (.*)", units) == ["the number 12 (length x 1/100)", "the number 12 (length)"]
     assert echo.splitlines() == [
         "verdict   wrong: echoes the question",
         "expected  26000",
-        "extracted 513^2 - 487^2",
         "read as   the number 26000",
-        "and as    expression 513^2 - 487^2",
+        "extracted 513^2 - 487^2",
+        "read as   expression 513^2 - 487^2",
         "rule      The answer is an expression of the question, and not in the expected form.",
     ]

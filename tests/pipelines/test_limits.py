@@ -78,9 +78,7 @@ def _lengths(*, solutions: bool = True) -> dict[str, Lengths]:
         ({"train_sft": {"num_steps": 0}}, True, 2048, (160, 112, None, 224)),
     ],
 )
-def test_limits_fit_every_problem_and_the_model(
-    changes: dict[str, dict[str, Any]], solutions: bool, context: int | None, expected: tuple[int | None, ...]
-) -> None:
+def test_limits_fit_every_problem_and_the_model(changes: Any, solutions: bool, context: int, expected: Any) -> None:
     """Completions have twice the room of nearly all solutions, as far as the model has it."""
     values = proposals(_params(**changes), _lengths(solutions=solutions), context)
     keys = ("validate_data.max_prompt_tokens", "validate_data.max_solution_tokens", "train_sft.max_tokens")
@@ -101,14 +99,11 @@ def test_conversations_and_thoughts_have_more_room(tmp_path: Path) -> None:
 
 def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint(tmp_path: Path) -> None:
     """All limits are complained about at once; with the proposals pasted nothing is left."""
-    folder = chat_model.write(tmp_path / "model")
-    model = {"base": str(folder), "chat": {}, "prompt": "{question}"}
-    changes: dict[str, dict[str, Any]] = {
-        "validate_data": {"max_prompt_tokens": 8},
-        "train_sft": {"max_tokens": 513},
-        "train_grpo": {"sampling": {"max_new_tokens": 510}},
-        "evaluate": {"max_new_tokens": 511},
+    changes: dict[str, Any] = {
+        **{"validate_data": {"max_prompt_tokens": 8}, "train_sft": {"max_tokens": 513}},
+        **{"train_grpo": {"sampling": {"max_new_tokens": 510}}, "evaluate": {"max_new_tokens": 511}},
     }
+    model = {"base": str(chat_model.write(tmp_path / "model")), "chat": {}, "prompt": "{question}"}
     params = _params(model=model, **changes)
     complaints = missing_here(params)
     limits = ("train_grpo.sampling.max_new_tokens", "evaluate.max_new_tokens", "train_sft.max_tokens")
@@ -125,43 +120,29 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     assert contradictions(fitting) == []
 
 
-def _have_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=num_bytes))
-
-
 @pytest.mark.parametrize(
-    ("changes", "needed"),
+    ("sft", "engine", "needed"),
     [
         # 7.6 billion parameters: policy and reference in bf16; three checkpoints of weights, moments and the model.
-        ({}, "350.3 GB there (30.5 for models, 319.9 for checkpoints)"),
-        ({"num_steps": 0}, "335.1 GB there (15.2 for models, 319.9 for checkpoints)"),
+        ({}, {}, "350.3 GB there (30.5 for models, 319.9 for checkpoints)"),
+        ({"num_steps": 0}, {}, "335.1 GB there (15.2 for models, 319.9 for checkpoints)"),
+        ({}, {"lora": {}}, "30.5 GB there (30.5 for models, 0.0 for checkpoints)"),
     ],
 )
 def test_what_a_run_takes_and_what_is_free_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], needed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sft: dict[str, Any], engine: dict[str, Any], needed: str
 ) -> None:
     """With the folder that is too full; a run that fits is let through."""
     values = preset()
-    values["train_sft"] |= {"model": {"base": "Qwen/Qwen2.5-7B"}, **changes}
+    values["train_sft"] |= {"model": {"base": "Qwen/Qwen2.5-7B"}, **sft}
     values["validate_data"].pop("model", None)
     for stage in ("train_sft", "train_grpo"):
-        values[stage] |= {"engine": {"precision": "bf16"}, "checkpoint": {"keep_last": 1, "keep_best": True}}
+        checkpoint = {"keep_last": 1, "keep_best": True}
+        values[stage] |= {"engine": {"precision": "bf16", **engine}, "checkpoint": checkpoint}
     params = Params.model_validate(values)
-    _have_free(100 * 10**9, monkeypatch)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
     line = short_of_disk(params, tmp_path / "outputs")
-    assert line == (
-        f"{tmp_path}: 100.0 GB are free, and a run takes about {needed}; make room, or lower checkpoint.keep_last"
-    )
-    _have_free(10**12, monkeypatch)
-    assert short_of_disk(params, tmp_path) is None
-
-
-def test_adapters_take_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their checkpoints are not counted."""
-    values = preset()
-    for stage in ("train_sft", "train_grpo"):
-        values[stage]["engine"] = {"lora": {}}
-    _have_free(0, monkeypatch)
-    line = short_of_disk(Params.model_validate(values), tmp_path)
     assert line
-    assert "0.0 for checkpoints" in line
+    assert line.startswith(f"{tmp_path}: 10.0 GB are free, and a run takes about {needed}; make room")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
+    assert short_of_disk(params, tmp_path) is None

@@ -19,50 +19,39 @@ from pipelines.run.process import process
 from pipelines.run.screen import Screen, Style
 
 
-class Run:
-    """A run whose journal is written by hand, and whose first task has just started."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path, self.screen = folder / "journal.jsonl", io.StringIO()
-        stages = ["prepare_data", "evaluate", "train_sft", "report"]
-        self.tracker = Tracker(Screen(self.screen, self.screen), self.path.open("a+", encoding="utf-8"), stages)
-        self.journal("started", outputs={"problems": "/run/problems"})
-
-    def journal(self, event: str, stage: str = "prepare_data", **details: Any) -> None:
-        """Append one line as a stage does, and have it shown."""
-        self.write(json.dumps({"stage": stage, "event": event, **details}) + "\n")
-
-    def write(self, text: str) -> None:
-        """Append to the journal, and have what is new shown."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
-        self.tracker.read()
-
-    def lines(self) -> list[str]:
-        """What is on the screen, without times."""
-        lines = [line.strip() for line in self.screen.getvalue().splitlines()]
-        return [line for line in lines if not line.startswith("took")]
-
-
 def test_a_stage_is_announced_when_the_one_before_it_ends(tmp_path: Path) -> None:
     """Its messages come below its header, and those of what helps it with their name; its error is one line.
 
     Half a line of the journal is no event yet.
     """
-    run = Run(tmp_path)
-    run.journal("message", text="20 problems")
-    run.write('{"stage": "prepare_data", "event": "fini')
-    assert run.tracker.num_finished == 0
-    run.write('shed", "seconds": 1.0, "metrics": {}}\n')
-    run.journal("started", "evaluate", outputs={})
-    run.journal("message", "vllm", text="all servers answer")
-    run.journal("progress", "evaluate", done=1, total=1, text="1/1  accuracy 1  done in 0:00")
+    path, screen = tmp_path / "journal.jsonl", io.StringIO()
+    stages = ["prepare_data", "evaluate", "train_sft", "report"]
+    tracker = Tracker(Screen(screen, screen), path.open("a+", encoding="utf-8"), stages)
+
+    def write(text: str) -> list[str]:
+        """Append to the journal; return what is on the screen then, without times."""
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+        tracker.read()
+        lines = [line.strip() for line in screen.getvalue().splitlines()]
+        return [line for line in lines if not line.startswith("took")]
+
+    def journal(stage: str, event: str, **details: Any) -> list[str]:
+        return write(json.dumps({"stage": stage, "event": event, **details}) + "\n")
+
+    journal("prepare_data", "started", outputs={"problems": "/run/problems"})
+    journal("prepare_data", "message", text="20 problems")
+    write('{"stage": "prepare_data", "event": "fini')
+    assert tracker.num_finished == 0
+    write('shed", "seconds": 1.0, "metrics": {}}\n')
+    journal("evaluate", "started", outputs={})
+    journal("vllm", "message", text="all servers answer")
     shown = ["[1/4] prepare_data", "20 problems", "[2/4] evaluate", "vllm: all servers answer"]
-    assert run.lines() == [*shown, "1/1  accuracy 1  done in 0:00"]
-    assert (run.tracker.num_finished, run.tracker.running) == (1, "evaluate")
-    run.journal("failed", "evaluate", error="evaluate: x.jsonl: no such file", exit_code=2)
-    assert run.tracker.exit_code == 2
-    assert run.lines()[-1] == "error: x.jsonl: no such file"
+    progress = "1/1  accuracy 1  done in 0:00"
+    assert journal("evaluate", "progress", done=1, total=1, text=progress) == [*shown, progress]
+    assert (tracker.num_finished, tracker.running) == (1, "evaluate")
+    lines = journal("evaluate", "failed", error="evaluate: x.jsonl: no such file", exit_code=2)
+    assert (lines[-1], tracker.exit_code) == ("error: x.jsonl: no such file", 2)
 
 
 def test_what_is_no_terminal_gets_plain_lines() -> None:

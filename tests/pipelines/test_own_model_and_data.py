@@ -4,6 +4,7 @@ The model is not fine-tuned: it is its own reference.
 """
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
@@ -38,9 +39,8 @@ def project(tmp_path: Path) -> Project:
     chat_model.write(made.folder / "my-model", chat_model.HEADERS, max_tokens=4096)
     (made.folder / "data/own").mkdir(exist_ok=True)
     with (made.folder / "data/own/problems.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = (
-            [f"What is {first} + {second}?", first + second] for first in range(10, 60) for second in range(10, 100)
-        )
+        numbers = itertools.product(range(10, 60), range(10, 100))
+        rows = ([f"What is {first} + {second}?", first + second] for first, second in numbers)
         csv.writer(file).writerows([["prompt", "final"], *rows])
     (made.folder / "my_rewards.py").write_text(_REWARD)
     (made.folder / "mine.yaml").write_text(_PARAMS)

@@ -11,8 +11,7 @@ from components.prepare_data.prepare import prepare
 from components.shared.jsonl import read_rows
 from components.shared.problem import Split, read_problems
 from tests import chat_model
-from tests.faults.place import Place, fault_config
-from tests.pipelines.project import FinishedRun, Project, copy_project, unmoved
+from tests.pipelines.project import Project, copy_project, unmoved
 from tests.presets import ROOT
 
 _SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
@@ -43,38 +42,19 @@ def _project(folder: Path, family: str) -> Project:
     return project
 
 
-def _run(project: Project) -> FinishedRun:
-    changes = {"train_sft.model.base": "model", "train_sft.model.answer": "declared", "register.licence": "mit"}
-    settings = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    return project.pipeline("run", "--params", "params/smoke.yaml", *settings)
-
-
 @pytest.mark.parametrize(
     "family",
     [pytest.param("qwen3_next", marks=pytest.mark.slow), pytest.param("nemotron_h", marks=pytest.mark.long(minutes=1))],
 )
 def test_it_goes_through_the_whole_pipeline(family: str, tmp_path: Path) -> None:
     """It is trained, measured and registered; what it samples has the log-probabilities that are trained on."""
-    run = _run(_project(tmp_path, family))
+    changes = ("train_sft.model.base=model", "train_sft.model.answer=declared", "register.licence=mit")
+    settings = [f"--set={change}" for change in changes]
+    run = _project(tmp_path, family).pipeline("run", "--params", "params/smoke.yaml", *settings)
     assert run.exit_code == 0, run.printed + run.errors
     assert "padded rows, each prompt once per completion: " in run.printed
     outputs = run.outputs
     steps = [row for _, row in read_rows(outputs["train_grpo"]["training"] / "steps.jsonl")]
     assert max(row["sampler_mismatch_max"] for row in steps) < 1e-4
-    reference = outputs["train_sft"]["reference"]
-    assert unmoved(outputs["train_grpo"]["policy"], reference) == []
+    assert unmoved(outputs["train_grpo"]["policy"], outputs["train_sft"]["reference"]) == []
     assert "registered in registry" in run.printed
-    inputs = {"problems": outputs["prepare_data"]["problems"], "reference": reference}
-    _assert_resumed(Place(tmp_path / "place", inputs))
-
-
-def _assert_resumed(place: Place) -> None:
-    """A training that is killed after a checkpoint and started again has the results of one that is not."""
-    config = fault_config(num_steps=6, sampling={"max_new_tokens": 8})
-    whole = Place(place.folder.with_name("whole"), place.inputs)
-    assert whole.run(config) == 0, whole.err
-    with place.start(config) as command:
-        place.wait_for_checkpoint(2, command)
-        command.kill()
-    assert place.run(config) == 0, place.err
-    assert place.results() == whole.results()

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,12 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.model_shape import shape_of
-from pipelines.cli import main
 from pipelines.plan.counted import counted_shape
 from pipelines.plan.hardware import GIB, GPUS, gpu
 from pipelines.plan.memory import memory_of, peak
 from pipelines.plan.run import run_of
 from pipelines.plan.step_time import step_time
+from tests.pipelines.conftest import Program
 from tests.presets import FILES, ROOT, preset
 
 DEEPSEEK = ROOT / "params/deepseekmath-7b.yaml"
@@ -28,41 +29,34 @@ def model(base: str | Path) -> ModelConfig:
     return ModelConfig(base=str(base), prompt="{question}", answer=AnswerPolicy.DECLARED)
 
 
-@pytest.mark.parametrize(
-    ("base", "num_parameters"),
-    [
-        ("Qwen/Qwen2.5-7B", 7_615_616_512),
-        ("Qwen/Qwen2.5-72B-Instruct", 72_706_203_648),
-        ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
-        ("deepseek-ai/deepseek-math-7b-base", 6_910_365_696),
-        ("Qwen/Qwen3-4B-Base", 4_022_468_096),
-    ],
-)
-def test_known_models_have_their_published_size(base: str, num_parameters: int) -> None:
+def test_known_models_have_their_published_size() -> None:
     """To the parameter, without a download."""
-    assert shape_of(model(base)).num_parameters == num_parameters
+    sizes = {
+        **{"Qwen/Qwen2.5-7B": 7_615_616_512, "Qwen/Qwen2.5-72B-Instruct": 72_706_203_648},
+        **{"meta-llama/Meta-Llama-3-8B-Instruct": 8_030_261_248, "Qwen/Qwen3-4B-Base": 4_022_468_096},
+    }
+    assert {base: shape_of(model(base)).num_parameters for base in sizes} == sizes
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_parameters_are_those_of_transformers(tmp_path: Path, family: str, tied: bool) -> None:
     """Counted, they are those that are known for the same config.json."""
-    from transformers import AutoConfig
-
-    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
-    heads = {"num_key_value_heads": 2, "vocab_size": 50, "tie_word_embeddings": tied}
-    AutoConfig.for_model(family, **size, **heads).save_pretrained(tmp_path)
-    counted = counted_shape(tmp_path / "config.json")
+    counted = counted_shape(_config(tmp_path, family, num_key_value_heads=2, tie_word_embeddings=tied))
     assert shape_of(model(tmp_path)).num_parameters == counted.num_parameters
 
 
 def test_a_dense_model_of_a_family_with_experts_can_be_planned(tmp_path: Path) -> None:
     """Its config says that it has no experts."""
+    assert counted_shape(_config(tmp_path, "qwen2_moe", num_experts=0)).num_parameters > 0
+
+
+def _config(folder: Path, family: str, **values: object) -> Path:
     from transformers import AutoConfig
 
-    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    AutoConfig.for_model("qwen2_moe", **size, num_experts=0, vocab_size=50).save_pretrained(tmp_path)
-    assert counted_shape(tmp_path / "config.json").num_parameters > 0
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
+    AutoConfig.for_model(family, **size, vocab_size=50, **values).save_pretrained(folder)
+    return folder / "config.json"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +90,7 @@ def test_any_model_is_counted_as_published(tmp_path: Path, family: str, billions
     assert (shape.active_weights + shape.head_weights) / 1e9 == pytest.approx(active, rel=0.03, abs=1)
 
 
-def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, plan: Program) -> None:
     """A Llama that is counted takes at least the time and memory of one that is known, and the plan says why."""
     from transformers import LlamaConfig
 
@@ -111,40 +105,38 @@ def test_the_plan_of_a_counted_model_is_an_upper_bound(tmp_path: Path, capsys: p
     (tmp_path / "config.json").write_text('{"model_type": "lfm2"}')
     path = tmp_path / "mine.yaml"
     path.write_text(f"extends: {ROOT}/params/qwen-7b.yaml\ntrain_sft: {{model: {{base: {tmp_path}}}}}\n")
-    assert _plan(params=path) == 0
-    assert "lfm2: planned in padded rows" in capsys.readouterr().out
+    assert "lfm2: planned in padded rows" in plan(path).out
 
 
-def _plan(*options: str, params: Path = DEEPSEEK, gpu: str = "h100") -> int:
-    return main(["plan", "--params", str(params), "--gpus", "8", "--gpu", gpu, *options])
+@pytest.fixture
+def plan(program: Program) -> Program:
+    """`grpo-pipeline plan` of a params file for eight GPUs, unless options say otherwise."""
+    return lambda path, *more, **code: program("plan", f"--params={path}", "--gpus=8", "--gpu=h100", *more, **code)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_shipped_file_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_shipped_file_can_be_planned(path: Path, plan: Program) -> None:
     """With a verdict."""
-    assert _plan(params=path) == 0
-    assert re.search(r"^(Fits|Does not fit): ", capsys.readouterr().out, re.MULTILINE)
+    assert re.search(r"^(Fits|Does not fit): ", plan(path).out, re.MULTILINE)
 
 
-def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_a_plan(tmp_path: Path, plan: Program) -> None:
     """Heading, memory by stage, verdict, and the hours of all steps; the change that it names is enough."""
-    assert _plan(gpu="H100") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = plan(DEEPSEEK, "--gpu=H100").lines
     assert lines[0] == f"{DEEPSEEK} on 8 x h100: 6.91B parameters in bf16, ZeRO 3"
     rows = {line[:22].strip(): line[22:].split() for line in lines[3:16]}
     assert rows["Memory of a GPU, GiB"] == ["ZeRO", "0", "ZeRO", "1", "ZeRO", "2", "ZeRO", "3*"]
     assert rows["weights"] == ["12.9", "12.9", "12.9", "1.6"]
     assert rows["gradients"] == ["25.7", "25.7", "3.2", "3.2"]
     assert rows["optimizer"] == ["77.2", "9.7", "9.7", "9.7"]
-    assert rows["fits into 72.7"] == ["not", "bf16", "not", "bf16", "no", "no"]  # 92 % of what the device reports
+    assert rows["fits into 72.7"] == ["no"] * 4  # 92 % of what the device reports
     text = "\n".join(lines)
     assert "72.7 are usable.\nThe cheapest change of train_grpo that makes it fit: sampling.max_batch_size: 64." in text
     assert "Time of a step, if it fitted" in text
     assert " completion tokens per second over a whole step; 900 steps take " in text
     overlay = tmp_path / "changed.yaml"
     overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
-    assert _plan(params=overlay) == 0
-    assert "\nFits: " in capsys.readouterr().out
+    assert "\nFits: " in plan(overlay).out
 
 
 @pytest.mark.parametrize(
@@ -155,9 +147,7 @@ def test_the_text_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ("servers", {"num_servers": 3, "devices": None}, 3, 1),
     ],
 )
-def test_vllm_is_planned_as_configured(
-    key: str, values: dict[str, object], num_servers: int, tensor_parallel: int
-) -> None:
+def test_vllm_is_planned_as_configured(key: str, values: Any, num_servers: int, tensor_parallel: int) -> None:
     """Beside the trainer or on GPUs of its own, with its cache."""
     changed = preset("deepseekmath-7b")
     changed["train_grpo"]["sampler"] |= {key: {"max_tokens": 2048, "cache_gib": 20.0, **values}}
@@ -186,17 +176,13 @@ def test_settings_are_those_of_the_file() -> None:
     [
         (["--gpu", "h1000"], f"--gpu h1000: unknown GPU; accepted: {', '.join(GPUS)}"),
         (["--gpus", "0"], "--gpus 0: from 1 to 16,384 is accepted"),
-        (
-            ["--completion-tokens", "2000"],
-            "--completion-tokens 2000: from 1 to sampling.max_new_tokens, 1024, is accepted",
-        ),
+        (["--completion-tokens=2e3"], "--completion-tokens 2000: from 1 to sampling.max_new_tokens, 1024, is accepted"),
         (["--gpu", "v100"], "--gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32"),
     ],
 )
-def test_bad_input_is_one_line(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(options: list[str], message: str, plan: Program) -> None:
     """With what is accepted, and exit code 2."""
-    assert _plan(*options) == 2
-    assert capsys.readouterr() == ("", f"error: {message}\n")
+    assert plan(DEEPSEEK, *options, code=2) == ([], f"error: {message}\n")
 
 
 def test_every_gpu_is_listed() -> None:

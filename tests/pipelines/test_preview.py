@@ -8,9 +8,9 @@ from components.grading.verifier import Verdict
 from components.policy.checkpoint import save
 from components.prepare_data.difficulty import read_pass_rates
 from components.shared import lineage
-from pipelines.cli import main
 from pipelines.preview import examples, histogram, verdict
 from tests import tiny
+from tests.pipelines.conftest import Program
 from tests.train_grpo.groups import completion, graded, group, rewarded
 from tests.train_grpo.settings import grpo_config
 
@@ -22,7 +22,7 @@ def test_groups_are_counted_by_their_right_completions() -> None:
         for answers in ((1, 2, 3, 4), (7, 1, 2, 3), (1, 2, 3, 7), (7, 7, 7, 7))
     ]
     heading, *lines = histogram(groups)
-    assert heading.startswith("right of 4, in 4 groups")
+    assert heading.startswith("right of 4: number of groups, of 4")
     assert [line.split()[:2] for line in lines] == [["0", "1"], ["1", "2"], ["2", "0"], ["3", "0"], ["4", "1"]]
     assert [line.count("#") for line in lines] == [10, 20, 0, 0, 10]
 
@@ -37,39 +37,36 @@ def test_a_right_a_wrong_and_an_unanswered_completion_are_shown() -> None:
 
 
 @pytest.mark.slow
-def test_pass_rates_are_measured_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pass_rates_are_measured_once(tmp_path: Path, program: Program) -> None:
     """A second call asks only what the file lacks; one with other settings is refused."""
     save(tiny.checkpoint(), tmp_path / "model")
     rates, model = tmp_path / "rates.jsonl", str(tmp_path / "model")
     command = ["preview", "--params", "params/smoke.yaml", "--model", model, "--pass-rates", str(rates)]
     command += ["--set", "prepare_data.sources.0.num_train=12", "--set", "train_grpo.sampling.max_new_tokens=4"]
-    assert main([*command, "--problems", "3"]) == 0
+    program(*command, "--problems", "3")
     first = rates.read_text()
     assert len(first.splitlines()) == 1 + 3
-    assert main(command) == 0
+    out = program(*command).out
     whole = rates.read_text()
     assert whole.startswith(first)
     measured, known = read_pass_rates(rates)
     assert (measured.model, measured.digest) == (model, lineage.digest(tmp_path / "model"))
     assert set(known.values()) == {0.0}
     assert len(known) == len(whole.splitlines()) - 1 > 3
-    assert f"0 of {len(known)} problems are answered right now and then" in capsys.readouterr().out
-    assert main([*command, "--set", "train_grpo.sampling.max_new_tokens=5"]) == 2
-    assert "name another file" in capsys.readouterr().err
+    assert f"0 of {len(known)} problems are answered right now and then" in out
+    assert "name another file" in program(*command, "--set", "train_grpo.sampling.max_new_tokens=5", code=2).error
 
 
 @pytest.mark.slow
-def test_a_model_is_asked_as_training_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_asked_as_training_would(tmp_path: Path, program: Program) -> None:
     """One that was never trained has nothing to learn from, and one from scratch cannot be asked at all."""
     save(tiny.checkpoint(), tmp_path)
     command = ["preview", "--params", "params/smoke.yaml", "--problems", "4"]
     command += ["--set", "train_grpo.sampling.max_new_tokens=4"]
-    assert main([*command, "--model", str(tmp_path)]) == 1
-    out = capsys.readouterr().out
+    out = program(*command, "--model", str(tmp_path), code=1).out
     assert "as the model reads it" in out
     assert "truncated" in out
     assert "raise train_grpo.sampling.max_new_tokens" in out
     assert "a step of " in out
     assert "nothing to learn from: the rewards of each of the 4 groups are equal" in out
-    assert main(command) == 2
-    assert "scratch:" in capsys.readouterr().err
+    assert "scratch:" in program(*command, code=2).error

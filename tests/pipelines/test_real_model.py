@@ -1,30 +1,23 @@
-"""SmolLM2-135M: a real pretrained model, fetched, asked, trained for some steps, resumed, and sampled with vLLM."""
+"""SmolLM2-135M: a real pretrained model, fetched, asked, trained and served; others are tried with tiny models."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from components.policy.checkpoint import Checkpoint, create, save_base
+from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel
 from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
-from components.rollout.vllm.config import VllmConfig
 from components.shared.errors import RetryableError
 from components.shared.model import ChatConfig, ModelConfig
-from components.shared.problem import Problem, Split, write_problems
+from components.shared.problem import Problem
 from components.train_grpo.judge import JudgeConfig, judge
 from pipelines.base_models import fetch_base_model
 from tests import tiny
 from tests.fake_cluster.processes import free_port
 from tests.pipelines.test_use import served, wait_for
-from tests.rollout.vllm_policies import VLLM, beside, largest_difference, sampler
-from tests.train_grpo.groups import SHORTNESS
-from tests.train_grpo.settings import grpo_config
-from tests.train_grpo.test_resume import assert_equal, run_both
 
 pytestmark = [pytest.mark.long(minutes=0.5), pytest.mark.timeout(1800)]
 _NUM_PARAMETERS = 134_515_008
@@ -89,56 +82,6 @@ def test_log_probabilities_and_gradients_are_those_of_transformers(checkpoint: C
         assert wanted is not None
         assert (weight.grad - wanted).norm() < 1e-3 * wanted.norm(), name
     model.zero_grad()
-
-
-@pytest.mark.long(minutes=4)
-def test_a_training_goes_on_to_the_same_bytes(base: Path, tmp_path: Path) -> None:
-    """Four steps, stopped after the second and resumed."""
-    folders = {name: tmp_path / name for name in ("problems", "reference", "zero_0")}
-    for folder in folders.values():
-        folder.mkdir()
-    write_problems(folders["problems"], Split.TRAIN, _problems())
-    config = ModelConfig(base=str(base), prompt="{question}", chat=ChatConfig())
-    save_base(create(config, [], seed=1, dtype=torch.float32), folders["reference"])
-    settings: dict[str, Any] = {"num_steps": 4, "prompts_per_step": 2, "group_size": 2, "learning_rate": 1e-5}
-    settings |= {"sampling__max_new_tokens": 8, "loss__kl__coefficient": 0.0, "engine__micro_batch_tokens": 1000}
-    training = grpo_config(**settings, reward__weights=SHORTNESS)
-    run_both(training, problems=folders["problems"], reference=folders["reference"], folder=tmp_path)
-    assert_equal(folders["zero_0"], num_steps=4)
-
-
-@pytest.fixture
-def server(base: Path, tmp_path: Path) -> Iterator[Any]:
-    """The model beside this process, in vLLM."""
-    config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 600, "request_deadline_s": 300})
-    engine = beside(base, config, tmp_path)
-    yield engine
-    engine.close()
-
-
-def test_vllm_samples_from_it_and_takes_weights(checkpoint: Checkpoint, server: Any, tmp_path: Path) -> None:
-    """With the log-probabilities of the trainer, before and after a step; thirty layers and a tied output."""
-    sampling = Sampling(num_samples=2, temperature=1.0, max_new_tokens=12, seed=1)
-
-    def difference() -> float:
-        groups = sampler(server, checkpoint).generate(_problems(), sampling)
-        completions = [completion for group in groups for completion in group]
-        (batch,) = tiny.batches([each.tokens for each in completions], 4000)
-        with torch.no_grad():
-            scores_N = LogprobModel(checkpoint.model, temperature=1.0)(batch).logprobs_N
-        scores_M = torch.empty(len(scores_N))
-        scores_M[batch.token_N] = scores_N
-        exact = [part.tolist() for part in scores_M.split([each.num_tokens for each in completions])]
-        return largest_difference([list(each.logprobs) for each in completions], exact)
-
-    assert difference() < 1e-3
-    with torch.no_grad():
-        for weight in checkpoint.model.parameters():
-            weight.mul_(1.01)
-    checkpoint.model.save_pretrained(tmp_path / "moved")
-    server.set_weights(1, tmp_path / "moved")
-    assert difference() < 1e-3
-    assert checkpoint.model.config.num_hidden_layers == 30
 
 
 @pytest.mark.long(minutes=1)

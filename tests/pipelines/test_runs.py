@@ -14,44 +14,45 @@ from components.report.report import STAGE
 from components.shared import durable, jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from components.shared.page import percent
-from pipelines.cli import main
-from pipelines.run.history import LOCK, read_run, resolve
+from pipelines.run.history import LOCK, resolve
 from pipelines.run.index import write
 from pipelines.run.listing import disk
 from pipelines.run.settings import heading
+from tests.pipelines.conftest import Program
 from tests.register.registrations import make_config, make_policy, run_register
 from tests.report.synthetic import make_run
 from tests.report.test_report import CONFIG
 
 FINISHED, FAILED = "20260102T030405Z-params", "20260103T030405Z-smoke"
+STOPPED, EMPTY = "20260104T030405Z-smoke-2", "20260105T030405Z-empty"
+
+
+def _journal(run: Path, *events: dict[str, Any], end: str = "") -> None:
+    (run / "journal.jsonl").write_text("\n".join([*map(json.dumps, events), end]))
 
 
 def make_outputs(folder: Path) -> Path:
     """A folder of outputs with a finished run and all that may become of others, and a registry beside it."""
     outputs, stages = folder / "outputs", make_run(folder / "stages")
     stage.run(STAGE, CONFIG, {**stages, "report": folder / "report"})
-    version = run_register(
-        make_config(folder), make_policy(folder / "policy"), folder / "report", folder / "registration"
-    )
+    policy = make_policy(folder / "policy")
+    version = run_register(make_config(folder), policy, folder / "report", folder / "registration")
     trained = {"stage": "train_grpo", "event": "started", "outputs": {"training": str(stages["grpo_training"])}}
     failed = {"stage": "evaluate", "event": "failed", "error": "<b>no memory</b>", "exit_code": 2}
     message = {"stage": "vllm", "event": "message", "text": "server 0 of rank 0 has ended"}
     journals: dict[str, list[Any]] = {
-        "20260102T030405Z-params": [trained, {"stage": "register", "event": "finished"}],
-        "20260103T030405Z-smoke": [trained, failed, message],
-        "20260104T030405Z-smoke-2": [{"stage": "prepare_data", "event": "started", "outputs": {}}],
-        "20260105T030405Z-empty": [],
+        FINISHED: [trained, {"stage": "register", "event": "finished"}],
+        FAILED: [trained, failed, message],
+        STOPPED: [{"stage": "prepare_data", "event": "started", "outputs": {}}],
+        EMPTY: [],
     }
     for name, events in journals.items():
-        run = outputs / "runs" / name
-        run.mkdir(parents=True)
-        lines = [json.dumps(event) for event in events]
-        (run / "journal.jsonl").write_text("\n".join([*lines, '{"stage": "half wri']))
+        (outputs / "runs" / name).mkdir(parents=True)
+        _journal(outputs / "runs" / name, *events, end='{"stage": "half wri')
     summary = jsonl.read_json(folder / "report/summary.json")
-    finished = {**summary, "version": version, "exit": 0}
-    jsonl.write_json(outputs / "runs/20260102T030405Z-params/summary.json", finished)
-    (outputs / "runs/20260102T030405Z-params/report.html").touch()
-    (outputs / "runs/20260103T030405Z-smoke/summary.json").write_text('{"verdict": ')
+    jsonl.write_json(outputs / "runs" / FINISHED / "summary.json", {**summary, "version": version, "exit": 0})
+    (outputs / "runs" / FINISHED / "report.html").touch()
+    (outputs / "runs" / FAILED / "summary.json").write_text('{"verdict": ')
     (outputs / "runs/mine").mkdir()
     return outputs
 
@@ -63,16 +64,14 @@ def outputs(made_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return shutil.copytree(made_runs / "outputs", tmp_path / "outputs")
 
 
-def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_listed_the_newest_first(outputs: Path, program: Program) -> None:
     """With their state, accuracies, verdict, version and size; the same as JSON."""
     with (outputs / "runs" / FAILED / "weights").open("wb") as file:
         file.truncate(5_000_000)
-    assert main(["runs", "list", "--json"]) == 0
-    runs = json.loads(capsys.readouterr().out)
+    runs = json.loads(program("runs", "list", "--json").out)
     assert [run["state"] for run in runs] == ["stopped", "stopped at prepare_data", "failed at evaluate", "finished"]
     assert runs[2]["bytes"] >= 5_000_000
-    assert main(["runs", "list"]) == 0
-    _, *rows = capsys.readouterr().out.splitlines()
+    _, *rows = program("runs", "list").lines
     assert [row.split()[0] for row in rows] == [run["name"] for run in runs]
     assert percent(runs[3]["accuracy"]["grpo"]) in rows[3]
     assert runs[3]["version"] == "grpo-policy@v0.0.1"
@@ -82,15 +81,15 @@ def test_runs_are_listed_the_newest_first(outputs: Path, capsys: pytest.CaptureF
 def test_a_run_is_found_by_part_of_its_name(outputs: Path) -> None:
     """Or as the one started last; what is ambiguous or missing is refused with the names there are."""
     assert resolve("0103T", outputs).name == FAILED
-    assert resolve("latest", outputs).name == "20260105T030405Z-empty"
+    assert resolve("latest", outputs).name == EMPTY
     (outputs / "latest").symlink_to(f"runs/{FINISHED}")
     assert resolve("outputs/latest", outputs).name == FINISHED
     assert resolve(str(outputs / "runs" / FAILED), outputs).name == FAILED
-    with pytest.raises(PipelineError, match="smoke: 2 runs have this in their names: 20260104T030405Z-smoke-2, "):
+    with pytest.raises(PipelineError, match=f"smoke: 2 runs have this in their names: {STOPPED}, "):
         resolve("smoke", outputs)
-    with pytest.raises(PipelineError, match=r"nope: no such run in .*; there are 20260105T030405Z-empty, "):
+    with pytest.raises(PipelineError, match=f"nope: no such run in .*; there are {EMPTY}, "):
         resolve("nope", outputs)
-    for name in (FINISHED, FAILED, "20260105T030405Z-empty"):
+    for name in (FINISHED, FAILED, EMPTY):
         durable.remove(outputs / "runs" / name)
     with pytest.raises(PipelineError, match="'': no such run"):  # also where there is only one
         resolve("", outputs)
@@ -98,49 +97,40 @@ def test_a_run_is_found_by_part_of_its_name(outputs: Path) -> None:
         resolve("latest", outputs / "runs")
 
 
-def test_a_run_is_shown_with_its_stages(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None:
     """What each took, what was reused, where it failed and what is saved."""
-    events = [
-        {"stage": "train_sft", "event": "started", "outputs": {}},
+    (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
+    _journal(
+        outputs / "runs" / FAILED,
         {"stage": "train_sft", "event": "finished", "seconds": 61.0, "reused_from": "earlier"},
-        {"stage": "train_grpo", "event": "started", "outputs": {}},
         {"stage": "train_grpo", "event": "work", "folder": str(outputs / "work")},
         {"stage": "train_grpo", "event": "failed", "error": "no memory", "exit_code": 2},
-    ]
-    (outputs / "work/checkpoints/step-000040").mkdir(parents=True)
-    (outputs / "runs" / FAILED / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
-    base, own = outputs / "base.yaml", outputs / "own.yaml"
+    )
+    base, own, first = (outputs / f"{name}.yaml" for name in ("base", "own", "first"))
     base.write_text("train_grpo: {num_steps: 9, group_size: 8}")
     own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7}")
-    first = outputs / "first.yaml"
     first.write_text(heading(own, ["train_sft.seed=\n2"]) + base.read_text())
     (outputs / "runs" / FAILED / "params.yaml").write_text(heading(first, ["evaluate.limit=5"]) + base.read_text())
-    assert main(["runs", "show", FAILED]) == 0
-    shown = capsys.readouterr().out
+    shown = program("runs", "show", FAILED).out
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
     keys = ("train_grpo.num_steps: 7", "train_sft.seed: 2", "evaluate.limit: 5")
     assert "\n             ".join(["params set   " + keys[0], *keys[1:]]) in shown
-    assert main(["runs", "show", FAILED, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["stages"][0]["reused_from"] == "earlier"
+    assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 
-def test_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_compared(outputs: Path, program: Program) -> None:
     """Keys that differ, accuracies and times side by side, and curves over common axes, each by its number.
 
     A figure that no step has is refused with those there are.
     """
     for name, accuracies in ((FINISHED, (0.0, 0.5, 1.0)), (FAILED, (1.0, 0.5))):
-        text = f"train_grpo: {{num_steps: {len(accuracies)}, group_size: 4}}"
-        (outputs / "runs" / name / "params.yaml").write_text(text)
-        training = outputs / "runs" / name / "training"
-        training.mkdir()
+        run = outputs / "runs" / name
+        (run / "params.yaml").write_text(f"train_grpo: {{num_steps: {len(accuracies)}, group_size: 4}}")
         rows = [{"step": step, "accuracy": each, "kl": None} for step, each in enumerate(accuracies, start=1)]
-        (training / "steps.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-        event = {"stage": "train_grpo", "event": "started", "outputs": {"training": str(training)}}
-        (outputs / "runs" / name / "journal.jsonl").write_text(json.dumps(event) + "\n")
-    assert main(["runs", "compare", FINISHED, FAILED]) == 0
-    text = capsys.readouterr().out
+        jsonl.write_rows(run / "steps.jsonl", rows)
+        _journal(run, {"stage": "train_grpo", "event": "started", "outputs": {"training": str(run)}})
+    text = program("runs", "compare", FINISHED, FAILED).out
     assert "params       train_grpo.num_steps: 3 -> 2\naccuracy" in text
     assert " -> -" in text
     shown = text.splitlines()
@@ -151,31 +141,24 @@ def test_runs_are_compared(outputs: Path, capsys: pytest.CaptureFixture[str]) ->
     assert bottom.split() == ["0", "1"]
     assert middle.count("2") == 1  # where the two coincide the later run covers the earlier one
     assert plot[-2:] == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
-    assert main(["runs", "compare", FINISHED, FAILED, "--curve", "nonsense"]) == 2
-    assert "--curve nonsense: no step has this figure; there are accuracy, kl, step" in capsys.readouterr().err
-    assert main(["runs", "compare", FINISHED]) == 2
+    error = program("runs", "compare", FINISHED, FAILED, "--curve", "nonsense", code=2).error
+    assert "--curve nonsense: no step has this figure; there are accuracy, kl, step" in error
+    program("runs", "compare", FINISHED, code=2)
 
 
-def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, program: Program) -> None:
     """Its note and tags are listed and shown; the name of its params file stays known."""
-    assert main(["runs", "note", FAILED, "a larger rate", "--tag", "lr"]) == 0
+    program("runs", "note", FAILED, "a larger rate", "--tag", "lr")
     for text in ("larger", "#lr", "failed"):
-        assert main(["runs", "list", text]) == 0
-        (line,) = capsys.readouterr().out.splitlines()[1:]
+        (line,) = program("runs", "list", text).lines[1:]
         assert line.startswith(FAILED)
         assert line.endswith("#lr a larger rate")
-    assert main(["runs", "show", FAILED]) == 0
-    assert "note         #lr a larger rate\n" in capsys.readouterr().out
-    assert main(["runs", "list", "nowhere"]) == 0
-    assert capsys.readouterr().out == "outputs/runs has no run that says 'nowhere'\n"
-    run = read_run(outputs / "runs" / FAILED)
-    assert run is not None
-    assert run.about.params == "smoke"
+    assert "note         #lr a larger rate\n" in program("runs", "show", FAILED).out
+    assert program("runs", "list", "nowhere").out == "outputs/runs has no run that says 'nowhere'\n"
+    assert resolve(FAILED, outputs).about.params == "smoke"
 
 
-def test_removing_a_run_leaves_what_others_share(
-    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_run_leaves_shared_files(outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only bytes without another link are freed; `latest` names a run that is left.
 
     A running run stays, and any other without a yes.
@@ -184,37 +167,30 @@ def test_removing_a_run_leaves_what_others_share(
     (failed / "shared").write_bytes(bytes(1000))
     os.link(failed / "shared", finished / "shared")
     (failed / "own").write_bytes(bytes(100))
-    all_bytes, freed = disk(failed)
-    assert all_bytes - freed == 1000
     (outputs / "latest").symlink_to(f"runs/{FAILED}")
     lock = durable.lock_folder(failed / LOCK)
-    assert main(["runs", "rm", FAILED, "--yes"]) == 2
-    assert capsys.readouterr().err == f"error: {FAILED}: is running; stop it first\n"
+    assert program("runs", "rm", FAILED, "--yes", code=2).error == f"error: {FAILED}: is running; stop it first\n"
     lock.release()
     monkeypatch.setattr("builtins.input", lambda question: "n")
-    assert main(["runs", "rm", FAILED]) == 1
-    assert failed.is_dir()
-    assert main(["runs", "rm", FAILED, "--yes"]) == 0
-    assert f"{FAILED}: failed at evaluate, frees " in capsys.readouterr().out
+    program("runs", "rm", FAILED, code=1)
+    all_bytes, freed = disk(failed)
+    assert all_bytes - freed == 1000
+    assert f"{FAILED}: failed at evaluate, frees " in program("runs", "rm", FAILED, "--yes").out
     assert not failed.exists()
     assert (finished / "shared").read_bytes() == bytes(1000)
     assert (outputs / "latest").resolve() == finished.resolve()
 
 
-def test_the_report_is_opened_or_named(
-    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_is_opened_or_named(outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its path is printed in any case: there may be no browser."""
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    assert main(["runs", "open", FINISHED]) == 0
-    assert capsys.readouterr().out == f"outputs/runs/{FINISHED}/report.html\n"
+    assert program("runs", "open", FINISHED).out == f"outputs/runs/{FINISHED}/report.html\n"
     assert opened == [(outputs / "runs" / FINISHED / "report.html").as_uri()]
-    assert main(["runs", "open", FAILED]) == 2
-    assert "there is no report yet: the run is failed at evaluate" in capsys.readouterr().err
+    assert "there is no report yet: the run is failed at evaluate" in program("runs", "open", FAILED, code=2).error
 
 
-def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_garbage_is_what_no_run_needs(outputs: Path, program: Program) -> None:
     """Artifacts of runs that failed before a finished one, unfinished work of other code, and old runs if asked."""
     stopped, missed = (outputs / f"runs/2026010{day}T010203Z-params" for day in (1, 2))
     failed = outputs / "runs" / FAILED
@@ -222,36 +198,26 @@ def test_garbage_is_what_no_run_needs(outputs: Path, capsys: pytest.CaptureFixtu
         (run / "artifacts").mkdir(parents=True)
         (run / "artifacts/weights").write_bytes(bytes(2000))
     # Of a run that missed the gate the policy is registered nowhere, and took the longest to make.
-    events = [
-        {"stage": "train_grpo", "event": "finished"},
-        {"stage": "report", "event": "failed", "error": "missed", "exit_code": 1},
-    ]
-    (missed / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
+    _journal(missed, {"stage": "train_grpo", "event": "finished"}, {"stage": "report", "event": "failed", "error": ""})
     work = {name: outputs / "work/train_sft" / name for name in ("same", "other", "empty", "used")}
     for name, folder in work.items():
         (folder / "checkpoints" / ("" if name == "empty" else "step-000010")).mkdir(parents=True)
         files = lineage.stage_files("train_sft") if name == "same" else {"shared/jsonl.py": "other"}
         (folder / "fingerprint.json").write_text(json.dumps({"files": files}))
     lock = durable.lock_folder(work["used"] / LOCK)
-    assert main(["gc", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+    shown = program("gc", "--dry-run").out
     assert shown.count("would remove ") == 4
-    assert (
-        f"{stopped.relative_to(Path.cwd())}/artifacts (2.0 kB): the run stopped, and a later one has finished" in shown
-    )
+    assert f"{stopped.name}/artifacts (2.0 kB): the run stopped, and a later one has finished" in shown
     assert stopped.joinpath("artifacts").is_dir()
-    assert main(["gc"]) == 0
+    program("gc")
     lock.release()
-    assert not stopped.joinpath("artifacts").exists()
-    assert stopped.is_dir()
-    assert failed.joinpath("artifacts").is_dir()
-    assert missed.joinpath("artifacts").is_dir()
+    assert [run.joinpath("artifacts").is_dir() for run in (stopped, missed, failed)] == [False, True, True]
     assert [name for name, folder in work.items() if folder.exists()] == ["same", "used"]
     lock = durable.lock_folder(failed / LOCK)
-    assert main(["gc", "--keep", "1"]) == 0
+    program("gc", "--keep", "1")
     lock.release()
-    assert {run.name for run in (outputs / "runs").glob("2*")} == {"20260105T030405Z-empty", FAILED}
-    assert main(["gc", "--keep", "0"]) == 2
+    assert {run.name for run in (outputs / "runs").glob("2*")} == {EMPTY, FAILED}
+    program("gc", "--keep", "0", code=2)
 
 
 def test_every_run_and_version_is_listed(made_runs: Path) -> None:
@@ -263,24 +229,18 @@ def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     rows = re.findall(r'<tr id="([^"]*)">(.*?)</tr>', text, re.DOTALL)
     assert [name for name, _ in rows] == sorted((path.name for path in outputs.glob("runs/2*")), reverse=True)
     by_name = dict(rows)
-    for name, status in (
-        ("20260105T030405Z-empty", "stopped"),
-        ("20260104T030405Z-smoke-2", "stopped at prepare_data"),
-        ("20260103T030405Z-smoke", "failed at evaluate: &lt;b&gt;no memory&lt;/b&gt;"),
-        ("20260102T030405Z-params", "finished"),
-    ):
-        assert status in by_name[name]
-        assert ("<svg" in by_name[name]) == (name[:8] in {"20260102", "20260103"})
+    states = {EMPTY: "stopped", STOPPED: "stopped at prepare_data", FINISHED: "finished"}
+    for name, state in {**states, FAILED: "failed at evaluate: &lt;b&gt;no memory&lt;/b&gt;"}.items():
+        assert state in by_name[name]
+        assert ("<svg" in by_name[name]) == (name in (FINISHED, FAILED))
     assert text.count("<polyline") == 2 * 2  # two curves of each of two runs
-    finished = by_name["20260102T030405Z-params"]
-    assert '<a href="runs/20260102T030405Z-params/report.html">params</a>' in finished
-    assert accuracies in finished
+    assert f'<a href="runs/{FINISHED}/report.html">params</a>' in by_name[FINISHED]
+    assert accuracies in by_name[FINISHED]
     (version,) = re.findall(r"<tr><td><code>grpo-policy@v0\.0\.1</code>.*?</tr>", text, re.DOTALL)
     assert ">candidate</span>" in version
-    assert '<a href="#20260102T030405Z-params"' in version
+    assert f'<a href="#{FINISHED}"' in version
     assert accuracies in version
-    version = jsonl.read_json(made_runs / "registration/version.json")
-    assert version["registered"]["by"] in text
+    assert jsonl.read_json(made_runs / "registration/version.json")["registered"]["by"] in text
 
 
 def test_a_damaged_version_is_listed_without_its_accuracy(made_runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,9 @@
 """The check of a served model, with real vLLM servers."""
 
-import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +15,9 @@ from components.policy import checkpoint as checkpoints
 from components.rollout.transformers_sampler import TransformersSampler
 from components.rollout.vllm.process import ServerProcess
 from components.shared.errors import PipelineError
-from pipelines.serving import check_served
+from pipelines.promotion import check_served
 from tests import tiny
-from tests.faults.place import within
 from tests.rollout.vllm_policies import policy
-
-_ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +55,6 @@ def test_a_server_of_other_weights_is_refused(evaluated: tuple[Path, dict[str, A
         check_served(tmp_path / "model", stored)
 
 
-@pytest.mark.slow
-def test_a_check_that_is_interrupted_leaves_no_server(evaluated: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Ctrl-C while the server starts."""
-    folder, stored = evaluated
-    (tmp_path / "probes.json").write_text(json.dumps(stored))
-    code = "import json, sys; from pathlib import Path; from pipelines.serving import check_served; "
-    code += "check_served(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))"
-    command = [sys.executable, "-c", code, str(folder), str(tmp_path / "probes.json")]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL) as check:
-        assert within(60, lambda: len(_servers(folder)) > 1 or check.poll() is not None)  # its watchdog and itself
-        assert check.poll() is None
-        check.send_signal(signal.SIGINT)
-    assert within(60, lambda: not _servers(folder))
-
-
 def test_the_error_of_a_server_is_passed_on(
     evaluated: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,16 +71,6 @@ def test_the_error_of_a_server_is_passed_on(
         raise PipelineError("the served model does not answer: HTTP 500")
 
     monkeypatch.setattr("components.rollout.vllm.process.running", ready)
-    monkeypatch.setattr("pipelines.serving._answer", refuse)
+    monkeypatch.setattr("pipelines.promotion._answer", refuse)
     with pytest.raises(PipelineError, match=r"HTTP 500; vLLM: RuntimeError: head_dim=16$"):
         check_served(*evaluated)
-
-
-def _servers(model: Path) -> list[Path]:
-    """The processes that were started to serve a model."""
-    found = []
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if f"--model={model}".encode() in command.read_bytes():
-                found.append(command)
-    return found

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import ChatTemplate, Message
 from components.shared.errors import PipelineError
+from components.shared.jsonl import write_rows
 from pipelines.run.screen import printable
 from pipelines.use import model_folder, problems_of, write_template
 from tests import chat_model, tiny
@@ -44,24 +46,19 @@ def _answers(model: Path, max_new_tokens: int) -> list[str]:
     checkpoint = checkpoints.load(model, dtype=torch.float32)
     sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=max_new_tokens, seed=1)
     groups = TransformersSampler(checkpoint, 64).generate(tiny.asked(QUESTIONS), sampling)
-    answers = [group[0].tokens.completion_ids for group in groups]
-    ended = [ids[-1] in checkpoint.end_ids for ids in answers]
-    return [checkpoint.decode(ids[:-1] if end else ids) for ids, end in zip(answers, ended, strict=True)]
+    answers = (group[0].tokens.completion_ids for group in groups)
+    return [checkpoint.decode(ids[:-1] if ids[-1] in checkpoint.end_ids else ids) for ids in answers]
 
 
 @pytest.mark.slow
 def test_chat_answers_as_the_evaluation_does(model: Path) -> None:
     """Lines of a pipe are questions, put in the prompt of training; answers are greedy."""
     command = [str(_COMMAND), "chat", str(model), "--max-new-tokens", "24"]
-    asked = subprocess.run(
-        command, input="\n".join(QUESTIONS), capture_output=True, text=True, check=True, timeout=_START_S
-    )
+    ask = partial(subprocess.run, capture_output=True, text=True, check=True, timeout=_START_S)
+    asked = ask(command, input="\n".join(QUESTIONS)).stdout
     for answer in _answers(model, 24):
-        assert printable(answer).strip() in asked.stdout
-    once = subprocess.run(
-        [*command, "--question", QUESTIONS[0]], capture_output=True, text=True, check=True, timeout=_START_S
-    )
-    assert asked.stdout.startswith(once.stdout.rstrip("\n"))
+        assert printable(answer).strip() in asked
+    assert asked.startswith(ask([*command, "--question", QUESTIONS[0]]).stdout.rstrip("\n"))
 
 
 @pytest.mark.slow
@@ -133,14 +130,9 @@ def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     run = Path("outputs/runs/20261123T120000Z-params")
     policy_folder = run / "artifacts" / "policy"
     policy_folder.mkdir(parents=True)
-    events = [
-        {"event": "planned", "tasks": []},
-        {"stage": "train_grpo", "event": "started", "outputs": {"policy": str(policy_folder)}},
-        {"stage": "train_grpo", "event": "finished", "seconds": 1, "metrics": {}},
-        {"stage": "prepare_data", "event": "started", "outputs": {"problems": str(run / "problems")}},
-        {"stage": "prepare_data", "event": "finished", "seconds": 1, "metrics": {}},
-    ]
-    (run / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events[:2]))
+    outputs = {"train_grpo": {"policy": str(policy_folder)}, "prepare_data": {"problems": str(run / "problems")}}
+    started = [{"stage": stage, "event": "started", "outputs": made} for stage, made in outputs.items()]
+    write_rows(run / "journal.jsonl", started)
     assert problems_of(run.name) is None
     for name, message in (
         (str(run), "has not trained a policy"),
@@ -149,7 +141,7 @@ def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         with pytest.raises(PipelineError, match=message), model_folder(name, "registry"):
             pass
-    (run / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_rows(run / "journal.jsonl", [*started, *({"stage": stage, "event": "finished"} for stage in outputs)])
     for name in (str(run), run.name):
         with model_folder(name, "registry") as folder:
             assert folder == policy_folder

@@ -15,24 +15,13 @@ from pipelines.run.watch import Training, completion_lines, sparkline, view, wat
 
 NUM_STEPS = 8
 ROWS = [
-    {
-        "step": step,
-        "reward": step / 8,
-        "kl": None if step == 1 else step / 100,
-        "validation_accuracy": 0.5 if step == 4 else None,
-        "step_s": 2.0,
-        "tokens_per_s": 1234.0,
-    }
-    for step in range(1, 5)
+    {"step": step, "reward": step / 8, "kl": kl, "validation_accuracy": accuracy, "step_s": 2.0, "tokens_per_s": 1234.0}
+    for step, kl, accuracy in ((1, None, None), (2, 0.02, None), (3, 0.03, None), (4, 0.04, 0.5))
 ]
 COMPLETION = {
-    "step": 4,
-    "question": "Tom has 3 apples. " * 20,
+    **{"step": 4, "verdict": "right", "advantage": -0.71, "question": "Tom has 3 apples. " * 20},
     "completion": "3+5=8\n\x1b[2J\x07" + "and so on\n" * 60 + "#### 8",
-    "verdict": "right",
-    "reward": 1.2,
-    "rewards": {"accuracy": [1.0], "length": [0.2]},
-    "advantage": -0.71,
+    **{"reward": 1.2, "rewards": {"accuracy": [1.0], "length": [0.2]}},
 }
 
 
@@ -107,9 +96,6 @@ def test_files_are_followed_as_they_grow(work: Path) -> None:
     durable.remove(work)
     training.refresh()
     assert training.rows == ROWS[:2]
-
-
-# The command ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from components.policy.attention import use_packed_attention
 from components.policy.config import LoraConfig
 from components.policy.decoder import Decoder, is_supported_in_training
 from components.policy.engine import recompute_layers
-from components.policy.logprobs import LogprobModel, use_float32_logits
+from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
+from components.policy.output_layer import use_float32_logits
 from components.policy.packed_weights import packed_weights
 from components.policy.packing import MicroBatch, TokenSequence, pack
 

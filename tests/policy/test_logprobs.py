@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
-from components.policy import logprobs
+from components.policy import output_layer
 from components.policy.engine import recompute_layers
-from components.policy.logprobs import (
+from components.policy.output_layer import (
     TokenHead,
     TokenLogprobs,
 )
@@ -76,8 +76,8 @@ def test_the_head_is_a_softmax_over_all_logits(
     monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, chunk_tokens: float
 ) -> None:
     """Log-probabilities, their gradients and entropies equal those of full logits, wherever chunks begin and end."""
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", int(chunk_tokens * VOCABULARY_SIZE))
-    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(output_layer, "_CHUNK_ELEMENTS", int(chunk_tokens * VOCABULARY_SIZE))
+    monkeypatch.setattr(output_layer, "_MIN_CHUNK_TOKENS", 1)
     layer, (hidden_ND, target_N) = _layer(bias=bias), _inputs()
     inputs = [hidden_ND, *layer.parameters()]
     expected = _full_softmax(layer, hidden_ND, target_N, temperature)
@@ -96,8 +96,8 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
     monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, factor: float, chunk_tokens: int
 ) -> None:
     """A loss that is not linear, computed chunk by chunk, and multiplied before its backward pass."""
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", chunk_tokens)
+    monkeypatch.setattr(output_layer, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(output_layer, "_MIN_CHUNK_TOKENS", chunk_tokens)
     layer, (hidden_ND, target_N) = _layer(bias=bias), _inputs()
     weights_N = torch.arange(1.0, NUM_TOKENS + 1, dtype=torch.float64)
 
@@ -117,8 +117,8 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
 def test_a_loss_of_less_precision_is_that_of_float64(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str) -> None:
     """Its value, entropies and gradients; also where products round both factors to bfloat16, as on GPUs."""
     if dtype == "rounded products":
-        monkeypatch.setattr(logprobs, "_rounds_factors", lambda _: True)
-        monkeypatch.setattr(logprobs, "_product", lambda left, right: left.bfloat16().float() @ right.float())
+        monkeypatch.setattr(output_layer, "_rounds_factors", lambda _: True)
+        monkeypatch.setattr(output_layer, "_product", lambda left, right: left.bfloat16().float() @ right.float())
     precision, gradient_precision = (1e-5, 1e-5) if dtype == torch.float32 else (1e-4, 0.02)
     layer, (hidden_ND, target_N) = _layer(bias=True, vocabulary_size=500), _inputs(70)
     target_N = target_N * 20
@@ -191,8 +191,8 @@ def test_scores_of_bf16_are_computed_in_float32(device: str) -> None:
 
 def test_gradients_of_bf16_weights_are_accumulated_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand chunks of one token that all pull the same way: in bf16 the sum would stand still after some 256."""
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(output_layer, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(output_layer, "_MIN_CHUNK_TOKENS", 1)
     layer = nn.Linear(1, 2, bias=True, dtype=torch.bfloat16)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -224,8 +224,8 @@ class _LargestTensor(TorchDispatchMode):
 def test_the_logits_of_all_tokens_never_exist_at_once(monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     """Forward and backward hold no tensor larger than a chunk, the weight or the hidden states."""
     chunk, num_tokens, hidden_size, vocabulary_size = 40_000, 1500, 20, 3000
-    monkeypatch.setattr(logprobs, "_CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(logprobs, "_MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(output_layer, "_CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(output_layer, "_MIN_CHUNK_TOKENS", 1)
     layer = _layer(bias=True, hidden_size=hidden_size, vocabulary_size=vocabulary_size)
     hidden_ND = torch.randn(num_tokens, hidden_size, dtype=torch.float64, requires_grad=True)
     target_N = torch.randint(vocabulary_size, (num_tokens,))

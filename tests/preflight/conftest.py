@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
+from components.cluster.kube import Clock
 from components.preflight.config import load_params
 from components.preflight.form import Form, as_overrides, form_of, overrides_of
 from components.preflight.preflight import Ready, preflight
 from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig
 from components.shared.environment import KUBECONFIG_VARIABLE
+from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer
 from tests.presets import ROOT
 
 CLAIM = "grpo-pipeline"
+NOT_CHECKED = "not checked until this is right: "
 DEPLOYMENT = DeploymentConfig()
 GSM8K = {
     "prepare_data": {"sources": [{"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}]},
@@ -27,6 +30,16 @@ GSM8K = {
 def ready(form: Form, deployment: DeploymentConfig = DEPLOYMENT, **changes: Any) -> Ready:
     """What preflight returns for a form with keys of `overrides` added."""
     return preflight(with_overrides(form, **changes), deployment)
+
+
+def refused(form: Form, deployment: DeploymentConfig = DEPLOYMENT, clock: Clock | None = None) -> list[str]:
+    """The lines of preflight's refusal, without what it was not able to check."""
+    with pytest.raises(PipelineError) as raised:
+        preflight(form, deployment, deadline_s=20.0, clock=clock)
+    assert raised.value.exit_code == 2
+    first, *lines = [line for line in str(raised.value).splitlines() if not line.startswith(NOT_CHECKED)]
+    assert not lines or first == f"{len(lines)} to correct before this run can start"
+    return lines or [first]
 
 
 def with_overrides(form: Form, **sections: Any) -> Form:
@@ -45,6 +58,14 @@ def claim(name: str = CLAIM, mode: str = "ReadWriteMany") -> dict[str, Any]:
     spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
     kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
     return {**kind, "metadata": {"name": name}, "spec": spec, "status": {"phase": "Bound"}}
+
+
+def node(name: str, allocatable: dict[str, Any]) -> dict[str, Any]:
+    """A node as the cluster has it; with GPUs it has their type as a label."""
+    labels = {"pool": "a", **({"nvidia.com/gpu.product": "NVIDIA-H200"} if "nvidia.com/gpu" in allocatable else {})}
+    status = {"allocatable": {"pods": "110", **allocatable}}
+    kind = {"apiVersion": "v1", "kind": "Node"}
+    return {**kind, "metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
 
 
 @pytest.fixture

@@ -6,37 +6,15 @@ from typing import Any
 import pytest
 
 from components.preflight.form import Form
-from components.preflight.preflight import preflight
-from components.shared.errors import PipelineError
-from tests.fake_cluster import ApiServer, kinds
-from tests.preflight.conftest import DEPLOYMENT, ready, with_overrides
+from tests.fake_cluster import ApiServer
+from tests.preflight.conftest import node, ready, refused, with_overrides
 
 Json = dict[str, Any]
-_GPU, _TYPE = "nvidia.com/gpu", "nvidia.com/gpu.product"
-_SMALL = {"cpu": "3920m", "memory": "15Gi"}
-
-
-def node(name: str, allocatable: Json) -> Json:
-    """A node as the cluster has it; with GPUs it has their type as a label."""
-    labels = {"pool": "a", **({_TYPE: "NVIDIA-H200"} if _GPU in allocatable else {})}
-    metadata = {"name": name, "labels": labels}
-    return {
-        "apiVersion": kinds.NODES.api_version,
-        "kind": kinds.NODES.name,
-        "metadata": metadata,
-        "spec": {},
-        "status": {"allocatable": {"pods": "110", **allocatable}},
-    }
-
-
-_BIG = [node("gpu-0", {"cpu": "200", "memory": "2Ti", _GPU: "8"}), node("cpu-0", _SMALL)]
-
-
-def _lines(form: Form, **cluster: Any) -> list[str]:
-    with pytest.raises(PipelineError) as raised:
-        preflight(with_overrides(form, cluster=cluster), DEPLOYMENT, deadline_s=20.0)
-    first, *lines = str(raised.value).splitlines()
-    return lines or [first]
+_TYPE = "nvidia.com/gpu.product"
+_BIG = [
+    node("gpu-0", {"cpu": "200", "memory": "2Ti", "nvidia.com/gpu": "8"}),
+    node("cpu-0", {"cpu": "3920m", "memory": "15Gi"}),
+]
 
 
 def test_the_first_run_fits_a_small_node(server: ApiServer, form: Form) -> None:
@@ -84,7 +62,7 @@ def test_what_no_node_holds_is_named(
     """The largest node that pods may run on, and labels that no node has."""
     server.cluster.add(*copy.deepcopy(_BIG))
     form |= values
-    reported = _lines(form, **cluster)
+    reported = refused(with_overrides(form, cluster=cluster))
     assert len(reported) == len(lines)
     for line, beginning in zip(reported, lines, strict=True):
         assert line.startswith(beginning)
@@ -102,4 +80,4 @@ def test_without_the_right_to_look_runs_start_all_the_same(
     ready(form)
     assert "preflight: no permission to read nodes; going on without\n" in capsys.readouterr().out
     server.access.cluster_rules = [every]
-    assert len(_lines(form)) == 2
+    assert len(refused(form)) == 2

@@ -37,13 +37,11 @@ def test_a_form_means_what_the_params_file_says(path: Path) -> None:
 
 def test_the_cluster_of_a_params_file_is_that_of_the_form(tmp_path: Path) -> None:
     """A section `cluster` says what training jobs ask for: typed parameters, and the rest in the preset."""
-    cluster = {"nodes": 2, "gpus_per_node": 4, "gpu_type": "H200", "queue": "team", "max_restarts": 1}
-    write_params(tmp_path / "mine.yaml", {"extends": str(FILES[0]), "cluster": cluster})
+    typed, rest = {"nodes": 2, "gpus_per_node": 4, "gpu_type": "H200", "queue": "team"}, {"max_restarts": 1}
+    write_params(tmp_path / "mine.yaml", {"extends": str(FILES[0]), "cluster": typed | rest})
     form = form_of(load_params(tmp_path / "mine.yaml"))
-    assert {name: form[f"cluster_{name}"] for name in cluster if name != "max_restarts"} == {
-        name: value for name, value in cluster.items() if name != "max_restarts"
-    }
-    assert (form["preset"]["cluster"], form["overrides"]) == ({"max_restarts": 1}, "")
+    assert {name: form[f"cluster_{name}"] for name in typed} == typed
+    assert (form["preset"]["cluster"], form["overrides"]) == (rest, "")
     assert _sections(form)[0]["train_sft"]["engine"]["num_processes"] == 8
 
 
@@ -87,31 +85,18 @@ def test_a_key_is_set_in_one_place(form: Form) -> None:
         cluster={"secrets": {}, "image": "mine"},
         deployment={},
     )
-    assert [line.split(": ")[0] for line in _sections(form)[1]] == [
-        "overrides.train_grpo.loss.kl.coefficient",
-        "overrides.train_grpo.num_steps",
-        "overrides.train_sft.engine.num_processes",
-        "overrides.cluster.image",
-        "overrides.cluster.secrets",
-        "overrides.deployment",
-    ]
-    assert _sections(form)[1][2] == (
-        "overrides.train_sft.engine.num_processes: follows from cluster_nodes times cluster_gpus_per_node; "
-        "leave it out here"
-    )
+    keys = ["train_grpo.loss.kl.coefficient", "train_grpo.num_steps", "train_sft.engine.num_processes"]
+    keys += ["cluster.image", "cluster.secrets", "deployment"]
+    lines = _sections(form)[1]
+    assert [line.split(": ")[0] for line in lines] == [f"overrides.{key}" for key in keys]
+    assert lines[2].endswith(": follows from cluster_nodes times cluster_gpus_per_node; leave it out here")
 
 
 def test_everything_wrong_is_named_by_its_parameter(form: Form) -> None:
     """Several mistakes in several places are all found at once, in the words of the form; shapes included."""
     form |= {"grpo_num_steps": 0, "base_model": "scratch:huge", "cluster_nodes": 0}
-    form = with_overrides(
-        form,
-        report={"gate": {"min_gian": 0.1}},
-        reprot={},
-        train_grpo={"loss": 3},
-        evaluate="often",
-        cluster={"stall_timeout": 1},
-    )
+    wrong: dict[str, Any] = {"report": {"gate": {"min_gian": 0.1}}, "reprot": {}, "cluster": {"stall_timeout": 1}}
+    form = with_overrides(form, **wrong, train_grpo={"loss": 3}, evaluate="often")
     lines = wrong_sections(_sections(form)[0])
     beginnings = [
         "overrides.reprot: unknown key; did you mean `report`?",

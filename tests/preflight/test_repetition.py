@@ -9,6 +9,7 @@ from components.preflight.form import SKIP_IF_UNCHANGED, Form, sections_of
 from components.shared import lineage
 from components.shared.errors import PipelineError
 from tests.fake_cluster import ApiServer
+from tests.lineages import made
 from tests.preflight.conftest import DEPLOYMENT, git, ready
 
 
@@ -16,16 +17,10 @@ def register(folder: Path, tag: str, form: Form, *, code: str = "") -> None:
     """Make a version whose policy was made by what a form means."""
     sections = sections_of(form, DEPLOYMENT, commit="", secrets={})[0]
     configs = Params.model_validate(sections).model_dump(mode="json")
-
-    def work(stage: str, **inputs: lineage.Lineage) -> lineage.Lineage:
-        sources = {name: lineage.Input(digest="d", made_by=each.made_by) for name, each in inputs.items()}
-        own = code or lineage.code_digest()
-        made = lineage.Work(stage=stage, config=configs[stage], inputs=sources, code=own)
-        return lineage.joined(made, inputs.values())
-
-    problems = work("prepare_data")
-    policy = work("train_grpo", problems=problems, reference=work("train_sft", problems=problems))
-    (folder / "lineage.json").write_text(policy.model_dump_json())
+    inputs: dict[str, lineage.Lineage] = {}
+    for stage, output in {"prepare_data": "problems", "train_sft": "reference", "train_grpo": "policy"}.items():
+        inputs[output] = made(stage, configs[stage], inputs, code=code or lineage.code_digest())
+    (folder / "lineage.json").write_text(inputs["policy"].model_dump_json())
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--message", tag)
     git(folder, "tag", tag)

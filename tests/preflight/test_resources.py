@@ -49,15 +49,15 @@ def test_models_of_unknown_size_get_a_fixed_amount(base: str, monkeypatch: pytes
 
 
 def test_the_weights_of_every_process_have_room_while_they_load() -> None:
-    """And so has a checkpoint, which the first process collects; evaluation loads them in their own type."""
+    """So have a checkpoint, which the first process collects, and engines that sleep while the policy is updated."""
     shape = shape_of_base(load_params(_SEVEN_B))
     assert shape
-    weights_gib = 2 * shape.num_parameters / _GIB
-    assert _training_gib(cluster={"gpus_per_node": 8}) > 8 * weights_gib
+    weights_gib, gpus = 2 * shape.num_parameters / _GIB, {"cluster": {"gpus_per_node": 8}}
+    assert _training_gib(**gpus) > 8 * weights_gib
+    assert _training_gib(train_grpo={"sampler": {"vllm": {}}}, **gpus) - _training_gib(**gpus) > 8 * weights_gib
     assert _training_gib() > 12 * shape.num_parameters / _GIB
-    assert (
-        weights_gib < _config().evaluation_gib < 2 * weights_gib < _config(evaluate={"dtype": "float32"}).evaluation_gib
-    )
+    evaluation_gib, float32_gib = (_config(evaluate=each).evaluation_gib for each in ({}, {"dtype": "float32"}))
+    assert weights_gib < evaluation_gib < 2 * weights_gib < float32_gib
     engines = {"vllm": EnginesConfig(num_engines=3)}
     assert _config(evaluate=engines).evaluation_gib > 3 * weights_gib
 
@@ -68,12 +68,10 @@ def test_the_weights_of_every_process_have_room_while_they_load() -> None:
         {"train_grpo": {"engine": {"offload": "optimizer"}}},
         {"train_sft": {"engine": {"offload": "all", "zero_stage": 3, "num_processes": 1}}},
         {"train_grpo": {"reference": "offloaded"}},
-        {"train_grpo": {"sampler": {"vllm": {}}}},
         {"train_grpo": {"reward": {"model": {}, "weights": {"reward_model": 1.0}}}},
         {"cluster": {"gpus_per_node": 8}},
         {"cluster": {"gpus_per_node": 0}},
     ],
-    ids=["optimizer", "all", "reference", "vllm", "reward model", "processes", "no gpu"],
 )
 def test_what_lies_in_the_memory_of_the_host_is_asked_for(more: dict[str, Any]) -> None:
     """Each of these takes memory of the pod that nothing else needs."""
@@ -97,15 +95,6 @@ def test_weights_are_as_large_as_the_model_says(
     values = load_params(_SEVEN_B).model_dump()
     values["evaluate"]["dtype"] = "auto"
     assert resources._evaluation_bytes(Params.model_validate(values)) == size
-
-
-def test_the_weights_of_sleeping_engines_have_room() -> None:
-    """Each engine moves its copy to the host while the policy is updated."""
-    shape = shape_of_base(load_params(_SEVEN_B))
-    assert shape
-    gpus = {"cluster": {"gpus_per_node": 8}}
-    more_gib = _training_gib(train_grpo={"sampler": {"vllm": {}}}, **gpus) - _training_gib(**gpus)
-    assert more_gib > 8 * 2 * shape.num_parameters / _GIB
 
 
 def test_without_a_gpu_evaluation_has_its_cache_in_memory() -> None:

@@ -8,33 +8,23 @@ from typing import Any
 import pytest
 
 from components.register.config import RegisterConfig
-from components.report.config import ReportConfig
-from components.report.report import STAGE
-from components.shared import jsonl, stage
-from tests.register.registrations import git, make_config, make_policy, run_register
-from tests.report.synthetic import SKILL, make_run
+from components.shared import jsonl
+from tests.register.registrations import git, make_config, make_policy, make_report, run_register
+from tests.report.synthetic import SKILL
 
 Registered = tuple[RegisterConfig, Path, dict[str, Any]]
-
-
-def _make_report(folder: Path, *, enforce: bool, **skill: dict[str, float]) -> Path:
-    gate = {"target": ["words"], "min_gain": 0.1, "max_p_value": 0.01, "margin": 0.5, "enforce": enforce}
-    inputs = make_run(folder / "run", skill={**SKILL, **skill}, problems=120)
-    config = ReportConfig.model_validate({"gate": gate, "num_examples": 2})
-    stage.run(STAGE, config, {**inputs, "report": folder / "report"})
-    return folder / "report"
 
 
 @pytest.fixture(scope="session")
 def passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report on a policy that passed the gate."""
-    return _make_report(tmp_path_factory.mktemp("passed"), enforce=True)
+    return make_report(tmp_path_factory.mktemp("passed"), enforce=True)["report"]
 
 
 @pytest.fixture(scope="session")
 def unenforced(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report on a policy that missed a gate that is not enforced."""
-    return _make_report(tmp_path_factory.mktemp("unenforced"), enforce=False, grpo=SKILL["sft"])
+    return make_report(tmp_path_factory.mktemp("unenforced"), enforce=False, grpo=SKILL["sft"])["report"]
 
 
 @pytest.fixture(scope="session")

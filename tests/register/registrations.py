@@ -4,13 +4,16 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from components.register.config import RegisterConfig
 from components.register.register import STAGE
+from components.report import report
+from components.report.config import ReportConfig
 from components.shared import jsonl, lineage, stage
-from tests.report.synthetic import made_by_grpo, report_on, write_artifacts
+from tests.report.synthetic import SKILL, made_by_grpo, make_run, report_on, write_artifacts
 
 
 def make_policy(folder: Path, weights: bytes = b"weights") -> Path:
@@ -22,6 +25,16 @@ def make_policy(folder: Path, weights: bytes = b"weights") -> Path:
     (folder / "extra" / "empty.txt").write_text("")
     lineage.write(folder, made_by_grpo())
     return folder
+
+
+def make_report(
+    folder: Path, *, enforce: bool, problems: int = 120, min_gain: float = 0.1, **skill: Mapping[str, float]
+) -> dict[str, Path]:
+    """Write a made-up run, and the report on it; return the folders by name."""
+    gate = {"target": ["words"], "min_gain": min_gain, "max_p_value": 0.01, "margin": 0.5, "enforce": enforce}
+    folders = {**make_run(folder, skill={**SKILL, **skill}, problems=problems), "report": folder / "report"}
+    stage.run(report.STAGE, ReportConfig.model_validate({"gate": gate, "num_examples": 2}), folders)
+    return folders
 
 
 def make_config(folder: Path, **values: Any) -> RegisterConfig:
@@ -81,8 +94,3 @@ def subjects(registry: Path) -> list[str]:
 def tags(registry: Path) -> list[str]:
     """The versions in a registry."""
     return git(registry, "tag", "--list", "*@v*").split()
-
-
-def without_time(version: dict[str, Any]) -> dict[str, Any]:
-    """A version.json without what differs between equal registrations."""
-    return {key: value for key, value in version.items() if key != "registered"}

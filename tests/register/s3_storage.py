@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
 Fault = Literal["forbidden", "internal error", "dies in mid-push", "loses bytes"]
 _ERRORS = {
     "forbidden": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."),
@@ -80,18 +82,18 @@ class S3Storage(ThreadingHTTPServer):
         self.fault = fault
         self.objects: dict[str, bytes] = {}
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables that lead a client here."""
-        return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.server_address[1]}",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_MAX_ATTEMPTS": "1",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_REQUEST_CHECKSUM_CALCULATION": "when_required",  # otherwise requests have chunks of AWS's own
-        }
+    def set_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Lead clients here."""
+        for name, value in {
+            "ENDPOINT_URL": f"http://127.0.0.1:{self.server_address[1]}",
+            "EC2_METADATA_DISABLED": "true",
+            "MAX_ATTEMPTS": "1",
+            "ACCESS_KEY_ID": "key",
+            "SECRET_ACCESS_KEY": "secret",
+            "DEFAULT_REGION": "us-east-1",
+            "REQUEST_CHECKSUM_CALCULATION": "when_required",  # otherwise requests have chunks of AWS's own
+        }.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
 
 
 @contextmanager

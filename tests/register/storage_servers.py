@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 BUCKET = "models"
@@ -21,20 +22,15 @@ KEY, SECRET = "key", "secret-of-the-key"
 class S3Server:
     """An S3 server on this machine with one bucket."""
 
-    folder: Path
-    """The bucket, with each object as a file."""
     endpoint: str
-
-    @property
-    def credentials(self) -> dict[str, str]:
-        """The variables that a client needs, without the address."""
-        return {
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_MAX_ATTEMPTS": "2",
-        }
+    credentials: ClassVar = {
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_MAX_ATTEMPTS": "2",
+    }
+    """The variables that a client needs, without the address."""
 
 
 @contextmanager
@@ -45,7 +41,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
     rclone = Path(sys.executable).with_name("rclone")
     command = [str(rclone), "serve", "s3", str(folder), "--addr", address, "--auth-key", f"{KEY},{SECRET}"]
     with _running([*command, "--config", str(folder / "none.conf"), "--vfs-cache-mode", "off"], address):
-        yield S3Server(folder / BUCKET, f"http://{address}")
+        yield S3Server(f"http://{address}")
 
 
 @dataclass(frozen=True)
@@ -74,19 +70,10 @@ def ssh_server(folder: Path) -> Iterator[SSHServer]:
     shutil.copy(home / ".ssh/id_ed25519.pub", keys / "authorized")
     host_key = (keys / "host.pub").read_text()
     (home / ".ssh/known_hosts").write_text(f"[127.0.0.1]:{port} {host_key}")
-    settings = {
-        "HostKey": keys / "host",
-        "AuthorizedKeysFile": keys / "authorized",
-        "PidFile": "none",
-        "StrictModes": "no",
-        "MaxAuthTries": "6",
-        "UsePAM": "no",
-        "PasswordAuthentication": "no",
-        "KbdInteractiveAuthentication": "no",
-        "PermitRootLogin": "prohibit-password",
-        "Subsystem": "sftp internal-sftp",
-    }
-    (keys / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    settings = f"HostKey {keys}/host\nAuthorizedKeysFile {keys}/authorized\nPidFile none\nStrictModes no\nUsePAM no\n"
+    settings += "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
+    settings += "Subsystem sftp internal-sftp\n"
+    (keys / "sshd_config").write_text(settings)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     Path("/run/sshd").chmod(0o755)  # a test may have left a umask that lets the group write, which sshd refuses
     address = f"127.0.0.1:{port}"

@@ -1,7 +1,6 @@
 """Checkpoints in the registry, pushed from a folder of unfinished work as a training leaves it."""
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
 from components.train_grpo.publishing import checkpoints_published
 from pipelines.cli import main as command_line
-from tests.register.storage_servers import BUCKET, s3_server
+from tests.damage import flip
 from tests.train_grpo.settings import grpo_config
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -39,20 +38,14 @@ def _train(folder: Path, step: int, *, run: str = RUN, accuracy: float = 0.5) ->
     return work
 
 
-def _command(work: Path, registry: Path, *, keep_last: int = 2) -> list[str]:
-    """Return the command line of a process that pushes the newest checkpoint and ends."""
+def _publish(folder: Path, step: int, *, keep_last: int = 2, keep_best: bool = False, **changes: Any) -> None:
+    """Train to a step, push its checkpoint and end."""
+    work = _train(folder, step, **changes)
     staging = work / "publishing"
     staging.mkdir(exist_ok=True)
     (staging / END).touch()
-    options = {"work": work, "staging": staging, "registry": registry, "keep-last": keep_last}
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "components.register.checkpoints", *words]
-
-
-def _publish(folder: Path, step: int, *, keep_last: int = 2, keep_best: bool = False, **changes: Any) -> None:
-    """Train to a step and push its checkpoint."""
-    words = _command(_train(folder, step, **changes), folder / "registry", keep_last=keep_last)[3:]
-    main([*words, *(["--keep-best"] if keep_best else [])])
+    options = {"work": work, "staging": staging, "registry": folder / "registry", "keep-last": keep_last}
+    main([*(f"--{name}={value}" for name, value in options.items()), *(["--keep-best"] if keep_best else [])])
 
 
 def _names(folder: Path) -> list[str]:
@@ -69,9 +62,7 @@ def _objects(folder: Path, run: str = RUN) -> list[Path]:
     return [path for path in (folder / "registry-storage" / "checkpoints" / run).rglob("*") if path.is_file()]
 
 
-def test_checkpoints_are_listed_and_fetched_as_they_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_and_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """From a relative folder; a shared file is stored once, and what only the run needs to resume not at all."""
     monkeypatch.chdir(tmp_path)
     for step in (10, 20):
@@ -135,13 +126,11 @@ def test_a_damaged_or_missing_file_is_named_and_the_checkpoint_not_delivered(tmp
     _publish(tmp_path, 10)
     weights = max(_objects(tmp_path), key=lambda path: path.stat().st_size)
     weights.chmod(0o600)
-    damaged = bytes([weights.read_bytes()[0] ^ 1]) + weights.read_bytes()[1:]
-    weights.write_bytes(damaged)
-    for _ in range(2):
+    for damage in (flip, Path.unlink):
+        damage(weights)
         with pytest.raises(PipelineError, match=f"{RUN}@step-10: cannot be fetched: .*model.safetensors"):
             _fetch(tmp_path, f"{RUN}@latest", "fetched")
         assert not (tmp_path / "fetched").exists()
-        weights.unlink(missing_ok=True)
 
 
 def test_what_could_not_be_pushed_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,20 +150,3 @@ def test_checkpoints_are_never_beside_the_objects_of_versions(line: str) -> None
     """However the storage is written in a config that was edited: what is not referred to there is removed."""
     below = config_below(f"[core]\n    remote = storage\n['remote \"storage\"']\n{line}", "checkpoints/run")
     assert storage_url(below, "registry", "/registry") == "s3://bucket/models/checkpoints/run"
-
-
-@pytest.mark.slow
-def test_checkpoints_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are pushed, fetched and collected as in a folder; the registry keeps the address of the server."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with s3_server(tmp_path / "s3") as server:
-        for name, value in server.credentials.items():
-            monkeypatch.setenv(name, value)
-        for step in (10, 20):
-            words = _command(_train(tmp_path, step), tmp_path / "registry", keep_last=1)[3:]
-            main([*words, "--storage", f"s3://{BUCKET}/models", "--storage-endpoint", server.endpoint])
-        assert _names(tmp_path) == [f"{RUN}@step-20"]
-        written = lineage.file_digests(tmp_path / "work" / RUN / CHECKPOINTS / "step-000020" / EXPORT / MODEL)
-        assert _fetch(tmp_path, f"{RUN}@latest", "fetched") == written
-        stored = [path for path in (tmp_path / "s3").rglob("*/checkpoints/**/*") if path.is_file()]
-        assert len(stored) == 3

@@ -18,7 +18,6 @@ from tests.register.registrations import git, make_config, make_policy, run_regi
 from tests.report.synthetic import ARTIFACTS
 
 TAG = "grpo-policy@v0.0.1"
-DAMAGES: tuple[Callable[[Path], None], ...] = (flip, truncate, Path.unlink)
 
 
 @contextmanager
@@ -31,8 +30,7 @@ def damaged(path: Path, damage: Callable[[Path], None]) -> Iterator[None]:
     path.write_bytes(content)
 
 
-def verify_all(registry: Path) -> Verification:
-    """Read everything in a registry."""
+def _verify_all(registry: Path) -> Verification:
     with read_registry(str(registry)) as snapshot:
         return snapshot.verify_all()
 
@@ -55,7 +53,7 @@ def refusal(registry: Path, path: str = ".") -> str:
 def assert_named(registry: Path, path: Path, damage: Callable[[Path], None]) -> None:
     """A damaged object of the storage is named by all that reads it, with a file or folder that needs it."""
     with damaged(path, damage):
-        (fault,) = verify_all(registry).faults
+        (fault,) = _verify_all(registry).faults
         assert str(path) in fault
         assert fault.startswith(f"{TAG}: ")
         assert ("missing" if damage is Path.unlink else "damaged") in fault
@@ -75,7 +73,7 @@ def test_damage_to_a_stored_object_is_named_and_nothing_is_served(registered: Re
     with damaged(weights, Path.unlink):
         fetch(str(registry), TAG, tmp_path / "problems", path="problems")
     assert lineage.digest(tmp_path / "problems") == lineage.digest(tmp_path / "policy-problems")
-    assert verify_all(registry).faults == []
+    assert _verify_all(registry).faults == []
 
 
 _COLLIDING = (
@@ -100,62 +98,32 @@ def test_damage_that_keeps_the_md5_of_dvc_is_found(passed: Path, tmp_path: Path)
     path.chmod(0o644)
     path.write_bytes(flipped)
     fault = "policy/extra/colliding.bin in the storage has other content than was registered"
-    assert verify_all(tmp_path / "registry").faults == [f"{TAG}: {fault}"]
+    assert _verify_all(tmp_path / "registry").faults == [f"{TAG}: {fault}"]
     assert fault in refusal(tmp_path / "registry", "policy")
-
-
-@pytest.mark.long(minutes=4)
-def test_every_stored_object_is_named_when_it_is_damaged(registered: Registered, tmp_path: Path) -> None:
-    """Each one flipped, truncated and deleted."""
-    objects = stored(tmp_path / "registry-storage")
-    assert len(objects) > 20
-    for path in objects:
-        for damage in DAMAGES:
-            assert_named(tmp_path / "registry", path, damage)
-    assert verify_all(tmp_path / "registry").faults == []
-
-
-def git_files(registry: Path) -> list[Path]:
-    """Every object of the git repository, and every branch and tag."""
-    files = [path for name in ("objects", "refs") for path in (registry / ".git" / name).rglob("*") if path.is_file()]
-    assert len(files) > 20
-    return sorted(files)
 
 
 def assert_git_damage_is_named(registry: Path, path: Path, damage: Callable[[Path], None]) -> None:
     """A damaged object, branch or tag of git is named by a fault, and a version that needs it is not passed on."""
     name = path.name if "refs" in path.parts else path.parent.name + path.name
-    # An alias and the count of uses of test sets are optional: nothing refers to them.
-    is_optional = "candidate" in name or name == "looks"
     with damaged(path, damage):
-        faults = "\n".join(verify_all(registry).faults)
-        if damage is not Path.unlink or not is_optional:
-            assert ("the branch" if name == "main" and damage is Path.unlink else name) in faults, (path, damage)
-        if name == TAG or f"{TAG}: " in faults:
+        assert ("the branch" if name == "main" else name) in "\n".join(_verify_all(registry).faults)
+        if name != "main":
             refusal(registry)
 
 
 def test_damage_to_git_is_named(registered: Registered, tmp_path: Path) -> None:
-    """A file of the version, its list of digests, its commit and its tag; edits of the working tree do not matter."""
+    """A file of the version, its list of digests, its commit, tag and branch; the working tree does not matter."""
     registry = tmp_path / "registry"
     for name, damage in ((f"{TAG}:lineage.json", flip), (f"{TAG}:digests.json", truncate), (f"{TAG}^{{}}", flip)):
         found = git(registry, "rev-parse", name).strip()
         assert_git_damage_is_named(registry, registry / ".git/objects" / found[:2] / found[2:], damage)
-    assert_git_damage_is_named(registry, registry / ".git/refs/tags" / TAG, Path.unlink)
+    for ref in (f"tags/{TAG}", "heads/main"):
+        assert_git_damage_is_named(registry, registry / ".git/refs" / ref, Path.unlink)
     (registry / "digests.json").write_text("{}")
     (registry / "verdict.json").unlink()
-    assert verify_all(registry).faults == []
+    assert _verify_all(registry).faults == []
     fetch(str(registry), TAG, tmp_path / "whole", path=".")
     assert (tmp_path / "whole" / "digests.json").read_text() != "{}"
-
-
-@pytest.mark.long(minutes=2)
-def test_every_git_file_is_named_when_it_is_damaged(registered: Registered, tmp_path: Path) -> None:
-    """Each object, branch and tag flipped, truncated and deleted."""
-    for path in git_files(tmp_path / "registry"):
-        for damage in DAMAGES:
-            assert_git_damage_is_named(tmp_path / "registry", path, damage)
-    assert verify_all(tmp_path / "registry").faults == []
 
 
 def test_moved_tag_is_refused(registered: Registered, passed: Path, tmp_path: Path) -> None:
@@ -171,7 +139,7 @@ def test_moved_tag_is_refused(registered: Registered, passed: Path, tmp_path: Pa
     (registry / "verdict.json").write_text('{"passed": true}')
     git(registry, "commit", "--quiet", "--all", "-m", "better")
     git(registry, "tag", "--force", "-a", "-m", message, TAG)
-    (fault,) = verify_all(registry).faults
+    (fault,) = _verify_all(registry).faults
     assert fault == f"{TAG}: verdict.json in git has other content than was registered"
     (registry / "digests.json").write_text("{}")
     git(registry, "commit", "--quiet", "--all", "-m", "all right")
@@ -179,9 +147,7 @@ def test_moved_tag_is_refused(registered: Registered, passed: Path, tmp_path: Pa
     assert "its commit" in refusal(registry, "policy")
 
 
-def test_whole_version_comes_back_from_registry_and_storage_alone(
-    registered: Registered, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whole_version_comes_back(registered: Registered, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Moved elsewhere, byte for byte, as its digests say; the bytes that were read are counted."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -203,9 +169,7 @@ def test_whole_version_comes_back_from_registry_and_storage_alone(
     assert num_bytes >= sum(content.values())
 
 
-def test_version_shares_what_it_has_in_common_with_earlier_ones(
-    registered: Registered, passed: Path, tmp_path: Path
-) -> None:
+def test_version_shares_objects_with_earlier_ones(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """It adds its own weights and lists of folders that differ, and replaces a shared object that was damaged."""
     before = set(stored(tmp_path / "registry-storage"))
     shared = next(path for path in stored(tmp_path / "registry-storage") if path.read_bytes().startswith(b"fine-tuned"))
@@ -214,6 +178,6 @@ def test_version_shares_what_it_has_in_common_with_earlier_ones(
     shared.chmod(0o444)  # DVC believes that what nobody can write to is undamaged
     run_register(registered[0], make_policy(tmp_path / "other", b"others"), passed, tmp_path / "next")
     assert tags(tmp_path / "registry") == [TAG, "grpo-policy@v0.0.2"]
-    assert verify_all(tmp_path / "registry").faults == []
+    assert _verify_all(tmp_path / "registry").faults == []
     added = set(stored(tmp_path / "registry-storage")) - before
     assert len([path for path in added if path.suffix != ".dir"]) == 2  # weights, and the lineage of the evaluation

@@ -13,31 +13,24 @@ import pytest
 from components.register.aliases import CHAMPION, candidate
 from components.register.registry import open_registry
 from components.register.snapshot import read_registry
-from components.report.config import ReportConfig
-from components.report.report import STAGE
-from components.shared import jsonl, stage
+from components.shared import jsonl
 from components.shared.errors import PipelineError
 from pipelines import promotion
 from pipelines.cli import main
-from tests.register.registrations import git, make_policy
-from tests.report.synthetic import SKILL, make_run
+from tests.register.registrations import git, make_policy, make_report
+from tests.report.synthetic import SKILL
 
 NAME = "grpo-policy"
 BETTER = {"words": 0.95, "gsm8k": 0.5}
 SERVED = "vLLM 0.0 in float32: 8 of 8 answers token for token"
 
 
-def register(
-    location: Path, folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1
-) -> str:
-    """Register a version whose policy is right as often as `skill` says; return its tag."""
-    gate = {"target": ["words"], "min_gain": gain, "max_p_value": 0.01, "margin": 0.5, "enforce": False}
-    inputs = make_run(folder, skill={**SKILL, "grpo": skill}, problems=problems)
-    config = ReportConfig.model_validate({"gate": gate, "num_examples": 2})
-    stage.run(STAGE, config, {**inputs, "report": folder / "report"})
+def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1) -> None:
+    """Register a version whose policy is right as often as `skill` says."""
+    inputs = make_report(folder, enforce=False, problems=problems, min_gain=gain, grpo=skill)
     policy = make_policy(folder / "policy", folder.name.encode())
     jsonl.write_json(inputs["evaluation"] / "grpo" / "probes.json", {"dtype": "float32", "probes": []})
-    with open_registry(str(location), None) as registry:
+    with open_registry(str(folder.with_name("registry")), None) as registry:
         stored = registry.store({"policy": policy, "evaluation": inputs["evaluation"]})
         versions = registry.snapshot.versions(NAME)
         tag = f"{NAME}@v0.0.{len(versions) + 1}"
@@ -49,11 +42,10 @@ def register(
             "policy_digest": folder.name,
             "registered": {"at": "2026-11-23T01:02:03+00:00", "by": "jane@host", "run": None},
         }
-        files: dict[str, str | Path] = {path.name: path for path in (folder / "report").iterdir()}
+        files: dict[str, str | Path] = {path.name: path for path in inputs["report"].iterdir()}
         version = registry.commit(version, files, stored, f"Register {tag}")
         message = f"Register {tag}\n\nBundle-Digest: {version['bundle_digest']}\n"
         assert registry.publish({tag: message, **dict([candidate(registry.snapshot, NAME, tag, "passed the gate")])})
-    return tag
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +53,9 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a registry of three versions: one, a better one, one that missed its gate on other problems."""
     folder = tmp_path_factory.mktemp("versions")
     with contextlib.chdir(folder):
-        register(folder / "registry", folder / "one", SKILL["grpo"])
-        register(folder / "registry", folder / "two", BETTER)
-        register(folder / "registry", folder / "three", SKILL["base"], problems=150, gain=0.5)
+        register(folder / "one", SKILL["grpo"])
+        register(folder / "two", BETTER)
+        register(folder / "three", SKILL["base"], problems=150, gain=0.5)
     return folder
 
 
@@ -77,105 +69,101 @@ def registry(versions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path / "registry"
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """Run `grpo-pipeline models` and return what it printed, or its error."""
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     assert main(["models", *arguments]) == code
     captured = capsys.readouterr()
     return captured.err if code else captured.out
 
 
-def champion(registry: Path) -> str | None:
-    """The champion in the registry."""
+def _champion(registry: Path) -> str | None:
     with read_registry(str(registry)) as snapshot:
         return snapshot.aliases().get(f"{NAME}@{CHAMPION}")
 
 
 def test_list_has_a_line_per_version(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With aliases, time, person, accuracies and verdict; the same as JSON. An unknown model is refused."""
-    header, *lines = run(capsys, "list").splitlines()
+    header, *lines = _run(capsys, "list").splitlines()
     assert header.split() == ["version", "aliases", "registered", "by", "accuracy:", "SFT,", "GRPO", "gate"]
     assert [line.split()[0] for line in lines] == [f"{NAME}@v0.0.{number}" for number in (1, 2, 3)]
     assert [line.split()[-1] for line in lines] == ["passed", "passed", "missed"]
     assert "2026-11-23 01:02 UTC" in lines[0]
     assert "jane@host" in lines[0]
     assert [line.split()[1] for line in lines] == ["-", "-", "candidate"]
-    rows = json.loads(run(capsys, "list", "--json"))
+    rows = json.loads(_run(capsys, "list", "--json"))
     assert rows[1]["models"]["grpo"]["words"]["total"] == 150
     assert rows[1]["registered"]["by"] == "jane@host"
-    assert f"has no versions of grpo-polcy; models: {NAME}" in run(capsys, "list", "grpo-polcy", code=2)
+    assert f"has no versions of grpo-polcy; models: {NAME}" in _run(capsys, "list", "grpo-polcy", code=2)
 
 
 def test_show_has_the_origin_of_a_version_on_one_screen(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Data, code, settings, environment, gate, person and parent, and how to get the weights."""
-    shown = run(capsys, "show", "v0.0.2")
+    shown = _run(capsys, "show", "v0.0.2")
     assert shown.startswith(f"{NAME}@v0.0.2\n")
     assert f"parent       {NAME}@v0.0.1" in shown
     assert "learning_rate 0.001" in " ".join(shown.split())
     assert f"grpo-pipeline models get {NAME}@v0.0.2 FOLDER --registry registry" in shown
     assert len(shown.splitlines()) < 50
-    everything = json.loads(run(capsys, "show", "candidate", "--json"))
+    everything = json.loads(_run(capsys, "show", "candidate", "--json"))
     assert everything["version"] == f"{NAME}@v0.0.3"
     assert everything["lineage"]["format"] == 2
 
 
 def test_compare_counts_the_same_problems(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Per source: both accuracies, the gain with its interval, and the exact test."""
-    compared = json.loads(run(capsys, "compare", "v0.0.1", "v0.0.2", "--json"))
+    compared = json.loads(_run(capsys, "compare", "v0.0.1", "v0.0.2", "--json"))
     words = next(each for each in compared["accuracies"] if each["source"] == "words")
     first, second = (_right(registry, version) for version in ("v0.0.1", "v0.0.2"))
     assert (words["only_first_right"], words["only_second_right"]) == (len(first - second), len(second - first))
     assert words["first"]["total"] == 150
     assert words["p_value"] < 0.05
     assert words["gain_interval"][0] < words["gain"] < words["gain_interval"][1]
-    assert "data         same" in (shown := run(capsys, "compare", "v0.0.1", "v0.0.2"))
+    assert "data         same" in (shown := _run(capsys, "compare", "v0.0.1", "v0.0.2"))
     counts = f"right only in the first: {len(first - second)}, only in the second: {len(second - first)}, p = "
     assert counts in shown
 
 
 def test_versions_on_different_problems_are_not_compared(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It says so, how they become comparable, and which settings differ."""
-    shown = run(capsys, "compare", "v0.0.1", "v0.0.3")
+    shown = _run(capsys, "compare", "v0.0.1", "v0.0.3")
     assert "settings     report.gate.min_gain: 0.1 -> 0.5\n" in shown
     assert "one has 200 problems, the other 150" in shown
     assert f"run `grpo-pipeline models get {NAME}@v0.0.3 {NAME}@v0.0.3 --registry registry && " in shown
     assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
 
 
-def test_promotion_and_rollback_say_what_was_checked_and_are_in_the_history(
-    registry: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_promotion_and_rollback_are_in_the_history(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """First without a champion, then against it, then back to it; the checks are in the message of the tag."""
-    assert f"{NAME} cannot be rolled back: it has no champion" in run(capsys, "rollback", "--reason", "slow", code=2)
-    run(capsys, "promote", "v0.0.1", "--reason", "the first")
-    shown = run(capsys, "promote", "v0.0.2", "--reason", "more right answers")
+    assert f"{NAME} cannot be rolled back: it has no champion" in _run(capsys, "rollback", "--reason", "slow", code=2)
+    _run(capsys, "promote", "v0.0.1", "--reason", "the first")
+    shown = _run(capsys, "promote", "v0.0.2", "--reason", "more right answers")
     assert [line.split()[0] for line in shown.splitlines()] == [
-        *("verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2"),
+        *("verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2")
     ]
-    assert champion(registry) == f"{NAME}@v0.0.2"
+    assert _champion(registry) == f"{NAME}@v0.0.2"
     message = git(registry, "tag", "--list", "--format=%(contents)", f"{NAME}#{CHAMPION}#2")
     assert re.search(rf"Comparison: champion {NAME}@v0\.0\.1: .*words: changed by \+", message)
     assert f"Serving: {SERVED}" in message
-    assert run(capsys, "promote", "v0.0.2", "--reason", "again") == "v0.0.2 already has the alias champion\n"
-    assert f"{NAME}@v0.0.1 is the champion now, before it {NAME}@v0.0.2" in run(capsys, "rollback", "--reason", "slow")
-    assert champion(registry) == f"{NAME}@v0.0.1"
-    *_, promoted, rolled_back = run(capsys, "history").splitlines()
+    assert _run(capsys, "promote", "v0.0.2", "--reason", "again") == "v0.0.2 already has the alias champion\n"
+    assert f"{NAME}@v0.0.1 is the champion now, before it {NAME}@v0.0.2" in _run(capsys, "rollback", "--reason", "slow")
+    assert _champion(registry) == f"{NAME}@v0.0.1"
+    *_, promoted, rolled_back = _run(capsys, "history").splitlines()
     assert promoted.split()[3:6] == ["promote", f"{NAME}@v0.0.2", "champion"]
     assert promoted.endswith("more right answers")
     assert rolled_back.endswith("slow")
-    error = run(capsys, "rollback", "--reason", "slow", code=2)
+    error = _run(capsys, "rollback", "--reason", "slow", code=2)
     assert f"cannot be rolled back: there is no champion before {NAME}@v0.0.1" in error
 
 
 def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --force, that it missed the gate and was not compared with the champion is on record."""
-    run(capsys, "promote", "v0.0.2", "--reason", "the first")
-    error = run(capsys, "promote", "candidate", "--reason", "by mistake", code=2)
-    assert f"{NAME}@v0.0.3 is not promoted: it missed the gate: " in error
+    _run(capsys, "promote", "v0.0.2", "--reason", "the first")
+    error = _run(capsys, "promote", "candidate", "--reason", "by mistake", code=2)
+    assert f"{NAME}@v0.0.3 is not promoted: it missed the gate; " in error
     assert "--force" in error
-    assert champion(registry) == f"{NAME}@v0.0.2"
-    shown = run(capsys, "promote", "candidate", "--reason", "to see it", "--force")
+    assert _champion(registry) == f"{NAME}@v0.0.2"
+    shown = _run(capsys, "promote", "candidate", "--reason", "to see it", "--force")
     assert shown.count("FAILED") == 2
-    forced = json.loads(run(capsys, "history", "--json"))[-1]["facts"]["Forced"]
+    forced = json.loads(_run(capsys, "history", "--json"))[-1]["facts"]["Forced"]
     assert forced.startswith("it missed the gate: ")
     assert "answers to different problems cannot be compared" in forced
     assert "--output FOLDER`, then promote with --champion-evaluation FOLDER/pipeline" in forced
@@ -191,13 +179,13 @@ def test_version_that_cannot_be_served_is_not_promoted(
         raise PipelineError("the served model computes something else than the evaluated one")
 
     monkeypatch.setattr(promotion, "check_served", refuse)
-    error = run(capsys, "promote", "v0.0.1", "--reason", "the first", code=2)
+    error = _run(capsys, "promote", "v0.0.1", "--reason", "the first", code=2)
     assert "is not promoted: the served model computes something else" in error
-    assert champion(registry) is None
-    run(capsys, "promote", "v0.0.3", "--alias", "staging", "--reason", "to look at")
-    assert run(capsys, "show", "staging").startswith(f"{NAME}@v0.0.3 (candidate, staging)")
+    assert _champion(registry) is None
+    _run(capsys, "promote", "v0.0.3", "--alias", "staging", "--reason", "to look at")
+    assert _run(capsys, "show", "staging").startswith(f"{NAME}@v0.0.3 (candidate, staging)")
     for alias in ("Staging", "v0.0.9", "latest"):
-        error = run(capsys, "promote", "v0.0.3", "--alias", alias, "--reason", "to look at", code=2)
+        error = _run(capsys, "promote", "v0.0.3", "--alias", alias, "--reason", "to look at", code=2)
         assert f"alias {alias}: accepted are lowercase letters" in error
 
 
@@ -207,11 +195,11 @@ def test_damaged_version_is_never_promoted(registry: Path, capsys: pytest.Captur
         if path.is_file() and path.read_bytes().startswith(b"oneone"):
             path.chmod(0o600)
             path.write_bytes(b"other" + path.read_bytes()[5:])
-    error = run(capsys, "promote", "v0.0.1", "--reason", "the first", "--force", code=2)
+    error = _run(capsys, "promote", "v0.0.1", "--reason", "the first", "--force", code=2)
     assert f"{NAME}@v0.0.1 is damaged" in error
-    for message in (error, run(capsys, "verify", "v0.0.1", code=2)):
+    for message in (error, _run(capsys, "verify", "v0.0.1", code=2)):
         assert "policy/model.safetensors" in message
-    assert champion(registry) is None
+    assert _champion(registry) is None
 
 
 def _right(registry: Path, version: str) -> set[str]:

@@ -11,6 +11,7 @@ import pytest
 from tests.pipelines.hub_server import TOKEN, Hub, running_hub
 from tests.register.conftest import Registered
 
+pytestmark = pytest.mark.slow
 _COMMAND = Path(sys.executable).with_name("grpo-pipeline")
 
 
@@ -29,7 +30,6 @@ def _push(hub: Hub, *arguments: str, token: str = TOKEN) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.slow
 def test_a_version_is_pushed_with_its_card_and_tag(hub: Hub, registered: Registered) -> None:
     """A private repository gets its weights in one commit, and nothing that names people or machines."""
     _, policy, _ = registered
@@ -51,7 +51,6 @@ def test_a_version_is_pushed_with_its_card_and_tag(hub: Hub, registered: Registe
     assert hub.private == {"someone/reasoner": True}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "token", "message"),
     [

@@ -1,52 +1,37 @@
 """The register stage with the real git, DVC and GTO."""
 
-import contextlib
 import hashlib
 import json
 import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from subprocess import DEVNULL
+from unittest.mock import ANY
 
 import pytest
 import yaml
 
 from components.register.registry import fetch
-from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.execution import person
 from components.shared.lineage import file_digests
 from pipelines import cli
 from tests.register.conftest import Registered
-from tests.register.registrations import (
-    command,
-    git,
-    make_config,
-    make_policy,
-    run_register,
-    subjects,
-    tags,
-    without_time,
-)
+from tests.register.registrations import command, git, make_config, make_policy, run_register, subjects, tags
 from tests.register.s3_storage import s3_storage
 from tests.report.synthetic import write_artifacts
 
-KILLS = 50
-"""In each place."""
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> None:
     """One commit with a tag of GTO's grammar, a pointer to each folder, DVC's artifact entry, and all digests."""
     config, policy, version = registered
     registry = tmp_path / "registry"
     digests = (registry / "digests.json").read_bytes()
-    assert without_time(version) == {
+    assert version == {
         "format": 2,
         "name": "grpo-policy",
         "version": "v0.0.1",
@@ -57,8 +42,8 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
         "registry": config.registry,
         "model_registry": None,
         "path": "policy",
+        "registered": {"at": ANY, "by": person(), "run": None},
     }
-    assert version["registered"].keys() == {"at", "by", "run"}
     files = set(git(registry, "ls-tree", "-r", "--name-only", version["tag"]).split())
     assert {"policy.dvc", "model_card.md", "lineage.json", "verdict.json", "summary.json", "report.html"} <= files
     folders = {"policy": policy, **write_artifacts(policy)}
@@ -74,7 +59,6 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     assert version["policy_digest"] in card
 
 
-@pytest.mark.slow
 def test_same_weights_are_the_same_version(
     registered: Registered, passed: Path, unenforced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +77,7 @@ def test_same_weights_are_the_same_version(
     run_register(config, policy, passed, tmp_path / "new")
     assert git(registry, "log", "--all", "--format=%H") != commits
     for folder in ("again", "new"):
-        assert without_time(jsonl.read_json(tmp_path / folder / "version.json")) == without_time(version)
+        assert jsonl.read_json(tmp_path / folder / "version.json") == {**version, "registered": ANY}
         card = (tmp_path / folder / "model_card.md").read_bytes()
         assert card == (tmp_path / "registration" / "model_card.md").read_bytes()
     old = {key: value for key, value in version.items() if key not in {"format", "bundle_digest"}}
@@ -104,8 +88,9 @@ def test_same_weights_are_the_same_version(
     assert (again["version"], again["parent"]) == ("v0.0.2", version["tag"])
 
 
-@pytest.mark.slow
-def test_other_weights_are_the_next_version(registered: Registered, passed: Path, tmp_path: Path) -> None:
+def test_other_weights_are_the_next_version(
+    registered: Registered, passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Versions count up, stay fetchable, and keep their own names; a deprecated number is not used again."""
     config, policy, _ = registered
     other = make_policy(tmp_path / "other", b"others")
@@ -117,11 +102,11 @@ def test_other_weights_are_the_next_version(registered: Registered, passed: Path
     subprocess.run(deprecate, check=True, cwd=config.registry, capture_output=True, env={**os.environ, **identity})
     assert run_register(config, other, passed, tmp_path / "r4")["version"] == "v0.0.3"
     registry = str(tmp_path / "registry")
-    (tmp_path / "empty").mkdir()
-    for folder, destination in ((tmp_path, "models/mine"), (tmp_path / "empty", ".")):
-        with contextlib.chdir(folder):
-            assert cli.main(["fetch", "grpo-policy@v0.0.1", destination, "--registry", registry]) == 0
-        assert lineage.digest(folder / destination) == lineage.digest(policy)
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    for destination in ("models/mine", "empty"):
+        assert cli.main(["fetch", "grpo-policy@v0.0.1", destination, "--registry", registry]) == 0
+        assert lineage.digest(Path(destination)) == lineage.digest(policy)
     for version, destination, message in (
         ("v0.0.1", "which", r"v0\.0\.1 is ambiguous: grpo-policy@v0\.0\.1 or second@v0\.0\.1"),
         ("v7.0.0", "which", r"no version v7\.0\.0; available: grpo-policy@v0\.0\.1, "),
@@ -133,10 +118,7 @@ def test_other_weights_are_the_next_version(registered: Registered, passed: Path
         fetch(str(tmp_path / "nowhere"), "v0.0.1", tmp_path / "which")
 
 
-@pytest.mark.slow
-def test_gate_that_is_not_enforced_and_run_that_learned_nothing_are_marked(
-    unenforced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missed_gate_is_on_the_card(unenforced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The card has the missed gate, and whoever registers the weights of the reference is warned."""
     report = shutil.copytree(unenforced, tmp_path / "report")
     jsonl.write_json(report / "summary.json", {**jsonl.read_json(report / "summary.json"), "learned": False})
@@ -147,64 +129,7 @@ def test_gate_that_is_not_enforced_and_run_that_learned_nothing_are_marked(
     assert "register: warning: GRPO learned nothing" in capsys.readouterr().out
 
 
-@pytest.mark.long(minutes=6)
-@pytest.mark.parametrize("place", ["folder", "URL"])
-def test_rerun_after_a_kill_at_any_moment_ends_with_one_version(
-    passed: Path, shared: Path, tmp_path: Path, place: str
-) -> None:
-    """SIGKILL at random moments: a version is complete as soon as it is listed, and after the next run it is there."""
-    policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path)
-    registry = tmp_path / "registry"
-    pristine = shutil.copytree(shared, tmp_path / "pristine")
-    if place == "URL":
-        config = make_config(tmp_path, registry=f"file://{shared}", storage=str(tmp_path / "registry-storage"))
-        registry = shared
-    register = command(config, policy, passed, tmp_path)
-    started = time.monotonic()
-    subprocess.run(register, check=True, capture_output=True)
-    duration_s = time.monotonic() - started
-    output = tmp_path / "registration" / "version.json"
-    expected = without_time(jsonl.read_json(output))
-    chance = random.Random(place)
-    for kill in range(KILLS):
-        for folder in (registry, tmp_path / "registry-storage"):
-            shutil.rmtree(folder)
-        if place == "URL":
-            shutil.copytree(pristine, shared)
-        # With its session, as if the machine had died; alone, its tools finish after it.
-        alone = place == "URL" or kill % 2 == 0
-        with subprocess.Popen(register, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True) as process:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(0, duration_s))
-            with contextlib.suppress(ProcessLookupError):
-                (os.kill if alone else os.killpg)(process.pid, signal.SIGKILL)
-        if registry.exists():
-            assert_complete(config.registry)
-        subprocess.run(register, check=True, capture_output=True, text=True)
-        assert tags(registry) == ["grpo-policy@v0.0.1"]
-        assert git(registry, "tag", "--list", "*#*").split() == ["grpo-policy#candidate#1"]
-        assert subjects(registry) == ["Register grpo-policy@v0.0.1"]
-        assert list(registry.rglob("*.lock")) == []
-        if place == "folder":
-            assert git(registry, "status", "--porcelain") == ""
-            assert not list(tmp_path.glob(".registry.work"))
-        assert assert_complete(config.registry) == 1
-        assert without_time(jsonl.read_json(output)) == expected
-
-
-def assert_complete(registry: str) -> int:
-    """Read every byte of all versions that a registry lists, and return their number."""
-    with read_registry(registry) as snapshot:
-        versions = snapshot.versions()
-        if versions:
-            assert snapshot.verify(versions).faults == []
-    return len(versions)
-
-
-@pytest.mark.slow
-def test_traces_of_a_killed_registration_do_not_stop_the_next(
-    registered: Registered, passed: Path, tmp_path: Path
-) -> None:
+def test_traces_of_a_killed_registration_are_removed(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """A commit without its tag is tagged instead of repeated; lock files of git are removed with the clone."""
     config, policy, version = registered
     registry = tmp_path / "registry"
@@ -220,7 +145,6 @@ def test_traces_of_a_killed_registration_do_not_stop_the_next(
     assert git(registry, "status", "--porcelain") == ""
 
 
-@pytest.mark.slow
 def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> None:
     """Two policies become two versions; neither a home nor an identity nor a git hook's variables matter."""
     config = make_config(tmp_path)
@@ -228,7 +152,7 @@ def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> N
     other.mkdir()
     git(other, "init", "--quiet")
     environment = {name: value for name, value in os.environ.items() if name not in {"HOME", "USER", "LOGNAME"}}
-    environment |= {"GIT_DIR": str(other / ".git"), "GIT_WORK_TREE": str(other), "GIT_CONFIG_NOSYSTEM": "1"}
+    environment |= {"GIT_DIR": str(other / ".git"), "GIT_WORK_TREE": str(other)}
     processes = []
     for name in ("one", "two"):
         policy = make_policy(tmp_path / name / "policy", name.encode())
@@ -239,35 +163,23 @@ def test_two_registrations_at_once_take_turns(passed: Path, tmp_path: Path) -> N
     assert tags(other) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("folder", "registry: contains something other than a registry"),
-        ("working tree", "registry: is the working tree of another git repository"),
-        ("URL", r"register\.storage: a registry at a URL needs"),
-        ("closed folder", "registry: not writable"),
-    ],
-)
-def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path, place: str, message: str) -> None:
+def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path) -> None:
     """It is named, and its content stays."""
-    folder = tmp_path / "registry"
-    config = make_config(tmp_path, **({"registry": f"file://{folder}"} if place == "URL" else {}))
-    folder.mkdir()
-    if place in {"folder", "working tree"}:
-        (folder / "thesis.txt").write_text("mine")
-    if place in {"URL", "working tree"}:
-        git(folder, "init", "--quiet")
-    if place == "closed folder":
-        folder.chmod(0o500)
-        if os.access(folder, os.W_OK):
-            pytest.skip("root may write everywhere")
-    with pytest.raises(PipelineError, match=message):
-        run_register(config, make_policy(tmp_path / "policy"), passed, tmp_path / "none")
-    assert all(path.read_text() == "mine" for path in folder.glob("*.txt"))
+    policy, folder, tree = make_policy(tmp_path / "policy"), tmp_path / "folder", tmp_path / "tree"
+    for place in (folder, tree):
+        place.mkdir()
+        (place / "thesis.txt").write_text("mine")
+    git(tree, "init", "--quiet")
+    for registry, message in (
+        (str(folder), "folder: contains something other than a registry"),
+        (str(tree), "tree: is the working tree of another git repository"),
+        (f"file://{tree}", r"register\.storage: a registry at a URL needs"),
+    ):
+        with pytest.raises(PipelineError, match=message):
+            run_register(make_config(tmp_path, registry=registry), policy, passed, tmp_path / "none")
+    assert [(place / "thesis.txt").read_text() for place in (folder, tree)] == ["mine", "mine"]
 
 
-@pytest.mark.slow
 def test_missing_or_different_storage_is_an_error(registered: Registered, passed: Path, tmp_path: Path) -> None:
     """Registering uses the registry's own storage, which has to exist."""
     config, policy, _ = registered
@@ -282,15 +194,11 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
     assert not (tmp_path / "fetched").exists()
 
 
-@pytest.mark.slow
-def test_version_is_registered_only_once_its_weights_can_be_fetched(
-    passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_needs_fetchable_weights(passed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A storage that damages them, or dies during the push, leaves no version; the next run completes it."""
     policy, config = make_policy(tmp_path / "policy"), make_config(tmp_path, storage="s3://bucket/models")
     with s3_storage("loses bytes") as storage:
-        for name, value in storage.environment.items():
-            monkeypatch.setenv(name, value)
+        storage.set_environment(monkeypatch)
         with pytest.raises(PipelineError, match=r"s3://bucket/models: does not return what .*damaged"):
             run_register(config, policy, passed, tmp_path / "none")
         assert tags(tmp_path / "registry") == []
@@ -304,17 +212,3 @@ def test_version_is_registered_only_once_its_weights_can_be_fetched(
         assert version["version"] == "v0.0.1"
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
     assert lineage.digest(tmp_path / "fetched") == version["policy_digest"]
-
-
-def test_versions_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    """v0.0.10 comes after v0.0.9; what was withdrawn, or is of another model, is not among them."""
-    git(tmp_path, "init", "--quiet")
-    git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "x")
-    for tag in (*(f"grpo-policy@v0.0.{number}" for number in (9, 10, 11)), "grpo-policy@v0.0.11!#1", "grpo@v0.0.1"):
-        git(tmp_path, "tag", tag)
-    with read_registry(str(tmp_path)) as snapshot:
-        assert [version.version for version in snapshot.versions("grpo-policy")] == ["v0.0.9", "v0.0.10"]
-        assert snapshot.versions("grpo-policy", withdrawn=True)[-1].version == "v0.0.11"
-        assert [snapshot.version(each).tag for each in ("grpo@latest", "grpo-policy@latest")] == [
-            *("grpo@v0.0.1", "grpo-policy@v0.0.10")
-        ]

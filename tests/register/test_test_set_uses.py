@@ -15,13 +15,11 @@ from components.shared.errors import GateMissedError
 from tests.register.registrations import git, inputs_of, make_config, make_policy, set_hook, tags
 
 
-def verdict_on(test_set: str = "t1", *, passed: bool = True) -> dict[str, Any]:
-    """The part of a verdict that is counted."""
+def _verdict_on(test_set: str = "t1", *, passed: bool = True) -> dict[str, Any]:
     return {"passed": passed, "looks": {"test_set": test_set}}
 
 
-def seen(registry: Path, test_set: str = "t1") -> set[str]:
-    """The policies that were judged on a test set."""
+def _seen(registry: Path, test_set: str = "t1") -> set[str]:
     with read_registry(str(registry)) as snapshot:
         return policies_seen(snapshot, test_set)
 
@@ -29,11 +27,15 @@ def seen(registry: Path, test_set: str = "t1") -> set[str]:
 def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
     """Whether it passed or not; on a separate branch, without a version or a visible change."""
     registry = tmp_path / "registry"
-    for policy, verdict in (("p1", verdict_on()), ("p1", verdict_on(passed=False)), ("p2", verdict_on(passed=False))):
+    for policy, verdict in (
+        ("p1", _verdict_on()),
+        ("p1", _verdict_on(passed=False)),
+        ("p2", _verdict_on(passed=False)),
+    ):
         count_test_set_use(str(registry), "model", policy, verdict)
-    count_test_set_use(str(registry), "model", "p3", verdict_on("t2"))
+    count_test_set_use(str(registry), "model", "p3", _verdict_on("t2"))
     count_test_set_use(str(registry), "model", "p4", {"passed": True, "looks": None})
-    assert (seen(registry), seen(registry, "t2"), seen(registry, "t3")) == ({"p1", "p2"}, {"p3"}, set())
+    assert (_seen(registry), _seen(registry, "t2"), _seen(registry, "t3")) == ({"p1", "p2"}, {"p3"}, set())
     assert git(registry, "rev-list", "--count", "looks").strip() == "4"  # and the empty commit before them
     assert tags(registry) == []
     assert sorted(path.name for path in registry.iterdir()) == [".git"]
@@ -43,17 +45,15 @@ def test_several_writers_at_a_url_lose_no_use(shared: Path) -> None:
     """Whoever comes second adds to what the first one pushed."""
     policies = [f"p{number}" for number in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda policy: count_test_set_use(f"file://{shared}", "model", policy, verdict_on()), policies))
+        list(pool.map(lambda policy: count_test_set_use(f"file://{shared}", "model", policy, _verdict_on()), policies))
     with read_registry(f"file://{shared}") as snapshot:
         assert policies_seen(snapshot, "t1") == set(policies)
 
 
-def test_registry_that_refuses_the_branch_is_only_warned_about(
-    shared: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_registry_that_refuses_is_only_warned_about(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The warning has the server's reason."""
     set_hook(shared, "update", "#!/bin/sh\necho main and tags only >&2; exit 1\n")
-    count_test_set_use(f"file://{shared}", "model", "p1", verdict_on())
+    count_test_set_use(f"file://{shared}", "model", "p1", _verdict_on())
     printed = capsys.readouterr().out
     assert "warning: this use of the test problems is not counted" in printed
     assert "main and tags only" in printed

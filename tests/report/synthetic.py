@@ -9,7 +9,6 @@ from typing import Any
 
 from components.evaluate.scores import scores
 from components.prepare_data.word_problems import WordProblems
-from components.report.config import GateConfig
 from components.shared import jsonl, lineage
 from components.shared.lineage import Lineage
 from components.shared.problem import Problem
@@ -24,12 +23,7 @@ _TOKENIZER = {"tokenizer.json": b"{}", "pipeline.json": b'{"prompt": "{question}
 ARTIFACTS: dict[str, dict[str, bytes]] = {
     "reference": {**_TOKENIZER, "model.safetensors": b"fine-tuned" * 1000},
     "base_model": {**_TOKENIZER, "model.safetensors": b"untrained" * 1000},
-    "problems": {
-        "train.jsonl": b'{"id": "words/train/0"}\n',
-        "test.jsonl": b'{"id": "words/test/0"}\n',
-        "manifest.json": b"{}",
-        "contamination.json": b"[]",
-    },
+    "problems": {"train.jsonl": b'{"id": "train/0"}\n', "test.jsonl": b'{"id": "test/0"}\n', "manifest.json": b"{}"},
     "evaluation": {f"{model}/{name}": model.encode() for model in SKILL for name in ("records.jsonl", "scores.json")},
     "grpo_training": {"curves.csv": b"step,reward\n1,0.5\n", "completions.jsonl": b"{}\n"},
     "sft_training": {"curves.csv": b"step,loss\n1,0.5\n"},
@@ -53,14 +47,15 @@ def make_run(
     config = {"kind": "word_problems", "worked_fraction": 1, "families": ["total", "shared", "leftovers"], **sizes}
     generated = WordProblems.model_validate(config).problems(seed)
     questions = [_moved(problem, "words" if index % 4 else "gsm8k") for index, problem in enumerate(generated)]
-    folders = {name: folder / name for name in _lineages()}
-    for name, made_by in _lineages().items():
+    lineages = _lineages()
+    folders = {name: folder / name for name in lineages}
+    for name, made_by in lineages.items():
         folders[name].mkdir(parents=True)
         lineage.write(folders[name], made_by)
     for model in skill:
-        evaluation = folders["evaluation"] / model
+        evaluation, rng = folders["evaluation"] / model, random.Random(f"{seed} {model}")
         evaluation.mkdir()
-        records = _records(model, questions, skill[model], random.Random(f"{seed} {model}"))
+        records = [_record(model, each, sample, skill[model], rng) for each in questions for sample in range(3)]
         if tools:
             records = [_in_turns(record) for record in records]
         jsonl.write_rows(evaluation / "records.jsonl", records)
@@ -68,8 +63,9 @@ def make_run(
         summary = {**scores(records, num_samples=2, temperature=1.0), **protocol}
         jsonl.write_json(evaluation / "scores.json", summary)
     rng = random.Random(seed)
-    jsonl.write_rows(folders["sft_training"] / "steps.jsonl", (_sft_step(step, rng) for step in range(300)))
-    steps = [_grpo_step(step, 60, rng) for step in range(60)]
+    losses = [{"step": step, "loss": 0.3 + 3.2 / (1 + 0.06 * step)} for step in range(300)]
+    jsonl.write_rows(folders["sft_training"] / "steps.jsonl", losses)
+    steps = [_grpo_step(step, rng) for step in range(60)]
     if tools:
         steps = [{**row, **_tool_columns(row)} for row in steps]
     jsonl.write_rows(folders["grpo_training"] / "steps.jsonl", steps)
@@ -108,16 +104,9 @@ def _moved(problem: Problem, source: str) -> Problem:
     return problem.model_copy(update=changes if source == "words" else {**changes, "subject": "", "level": None})
 
 
-def _records(model: str, questions: list[Problem], skill: Mapping[str, float], rng: random.Random) -> list[Row]:
-    """One greedy and two sampled answers per question."""
-    return [
-        _record(model, question, sample, rng.random() < skill[question.source], rng)
-        for question in questions
-        for sample in range(3)
-    ]
-
-
-def _record(model: str, question: Problem, sample: int, right: bool, rng: random.Random) -> Row:
+def _record(model: str, question: Problem, sample: int, skill: Mapping[str, float], rng: random.Random) -> Row:
+    """One of the greedy (sample 0) and sampled answers to a question."""
+    right = rng.random() < skill[question.source]
     answer = question.answer if right else str(int(question.answer) + rng.choice((-10, -1, 1, 2, 10)))
     worked = rng.random() < WORKED[model]
     steps = question.solution.splitlines()[:-1] if worked else []
@@ -140,45 +129,32 @@ def _record(model: str, question: Problem, sample: int, right: bool, rng: random
     }
 
 
-def _sft_step(step: int, rng: random.Random) -> Row:
-    return {"step": step, "loss": 0.3 + 3.2 / (1 + 0.06 * step) + rng.gauss(0, 0.04)}
-
-
-def _grpo_step(step: int, steps: int, rng: random.Random) -> Row:
+def _grpo_step(step: int, rng: random.Random) -> Row:
     """The worked share, the length and the reward rise together."""
-    done = step / steps
-    worked = _fraction(0.2 + 0.85 * done**0.6 + rng.gauss(0, 0.04))
-    accuracy = _fraction(0.5 + 0.4 * worked + rng.gauss(0, 0.04))
+    worked = 0.2 + 0.012 * step + rng.uniform(0, 0.04)
+    accuracy = 0.5 + 0.4 * worked + rng.uniform(0, 0.04)
+    clipped = dict.fromkeys(("clip_high_fraction", "clip_low_fraction", "truncated_fraction"), 0.01)
     return {
         "step": step,
         "reward": accuracy,
         "accuracy": accuracy,
         "worked_fraction": worked,
-        "completion_length_tokens": 10 + 28 * worked + rng.gauss(0, 1),
-        "truncated_fraction": _fraction(rng.gauss(0.01, 0.01)),
-        "kl": 0.06 * done + abs(rng.gauss(0, 0.004)),
-        "entropy": 0.5 - 0.3 * done + rng.gauss(0, 0.02),
+        "completion_length_tokens": 10 + 28 * worked,
+        "kl": 0.001 * step,
+        "entropy": 0.5 - 0.005 * step,
         "sampler_mismatch": 3e-7,
         "sampler_mismatch_max": 2e-6,
-        "clip_high_fraction": _fraction(rng.gauss(0.01, 0.005)),
-        "clip_low_fraction": _fraction(rng.gauss(0.005, 0.002)),
-        "gradient_norm": 0.6 + abs(rng.gauss(0, 0.2)),
-        "groups_without_spread_fraction": _fraction(0.1 + 0.5 * done + rng.gauss(0, 0.05)),
+        "gradient_norm": 0.6,
+        "groups_without_spread_fraction": 0.1 + 0.008 * step,
         "unscorable_fraction": 0.0,
+        **clipped,
     }
-
-
-def _fraction(value: float) -> float:
-    return min(1.0, max(0.0, value))
 
 
 def _validation(problems: int) -> Row:
     """The result of a data validation that passed with one warning."""
-    checked = {"checked": 4000 + problems}
-    expectations = [
-        {"title": "Own ids", "severity": "critical", "success": True, "unexpected": 0, **checked},
-        {"title": "Lengths of questions", "severity": "warning", "success": False, "unexpected": 3, **checked},
-    ]
+    missed = {"title": "Lengths", "severity": "warning", "success": False, "unexpected": 3, "checked": 4000 + problems}
+    expectations = [{**missed, "title": "Own ids", "severity": "critical", "success": True, "unexpected": 0}, missed]
     return {"success": True, "rows": {"train": 4000, "test": problems}, "expectations": expectations}
 
 
@@ -190,34 +166,10 @@ def made_by_grpo(reference: str | None = None) -> Lineage:
     return made("train_grpo", config, inputs, digests=digests, packages=_PACKAGES)
 
 
-def bare_lineage(policy: Path, *, enforce: bool = True, **digests: str) -> Lineage:
+def report_lineage(policy: Path, config: Mapping[str, Any], **digests: str) -> Lineage:
     """The lineage of a report on a policy; `digests` has those of evaluated models that are not the usual ones."""
-    gate = _gate(enforce=enforce)
-    evaluated = {"policy": lineage.digest(policy), **digests}
-    config = {"gate": gate, "num_examples": 0}
-    return made("report", config, _lineages(lineage.read(policy), evaluated), digests=_reported())
-
-
-def _gate(*, enforce: bool = True) -> dict[str, Any]:
-    gate = GateConfig(target=("words",), min_gain=0.1, max_p_value=0.01, margin=0.5, enforce=enforce)
-    return gate.model_dump(mode="json")
-
-
-def write_bare_report(folder: Path, policy: Path) -> None:
-    """Write the parts of a report that say a policy was evaluated and passed the gate, without figures or a page."""
-    gate = _gate()
-    sources = [{"source": "words", "passed": True, "reason": "words: gained enough"}]
-    verdict = {"passed": True, "enforced": True, "reasons": [], "gate": gate, "sources": sources, "health": []}
-    verdict |= {"champion": None, "looks": None}
-    made_by = bare_lineage(policy)
-    evaluation = made_by.maker(made_by.work.inputs["evaluation"])
-    assert evaluation is not None
-    folder.mkdir(parents=True)
-    lineage.write(folder, made_by)
-    jsonl.write_json(folder / "verdict.json", verdict)
-    jsonl.write_json(folder / "summary.json", {"verdict": verdict})
-    inputs = {name: model.digest for name, model in evaluation.inputs.items()}
-    jsonl.write_json(folder / "provenance.json", {"inputs": inputs})
+    inputs = _lineages(lineage.read(policy), {"policy": lineage.digest(policy), **digests})
+    return made("report", config, inputs, digests=_reported())
 
 
 def report_on(report: Path, policy: Path) -> Path:
@@ -228,8 +180,7 @@ def report_on(report: Path, policy: Path) -> Path:
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace(lineage.value_digest("grpo"), lineage.digest(policy)), encoding="utf-8")
     made_by = lineage.parse(jsonl.read_json(report / lineage.FILE_NAME), name="report")
-    inputs = _lineages(lineage.read(policy), {"policy": lineage.digest(policy)})
-    lineage.write(folder, made("report", made_by.work.config, inputs, digests=_reported()))
+    lineage.write(folder, report_lineage(policy, made_by.work.config))
     return folder
 
 

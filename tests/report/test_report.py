@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import pytest
 from kfp import dsl
 
+from components.register.registry import open_registry
 from components.report import charts, component
-from components.report.config import HealthConfig, ReportConfig
-from components.report.findings import collect_provenance, read_findings
+from components.report.champion import Champion
+from components.report.config import ReportConfig
+from components.report.findings import champion_outcomes, collect_provenance, read_evaluation, read_findings
 from components.report.report import STAGE, RunFacts, _choose_examples, render_report
 from components.shared import jsonl, lineage, stage
 from components.shared.errors import PipelineError
 from components.shared.statistics import score
 from tests.lineages import made
-from tests.report.synthetic import SKILL, artifact_digest, make_run
+from tests.report.synthetic import SKILL, TOOLS, artifact_digest, make_run
 from tests.report.test_gate import pair
 
 Row = dict[str, Any]
@@ -45,8 +48,7 @@ def own_run(shared_run: dict[str, Path], tmp_path: Path) -> dict[str, Path]:
     return {name: shutil.copytree(folder, tmp_path / name) for name, folder in shared_run.items()}
 
 
-def run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CONFIG) -> dict[str, float]:
-    """Run the stage as the runners do."""
+def _run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CONFIG) -> dict[str, float]:
     return stage.run(STAGE, config, {**folders, "report": out})
 
 
@@ -54,7 +56,7 @@ def run_report(folders: Mapping[str, Path], out: Path, config: ReportConfig = CO
 def written(shared_run: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The report of the shared run."""
     out = tmp_path_factory.mktemp("out") / "report"
-    run_report(shared_run, out)
+    _run_report(shared_run, out)
     return out
 
 
@@ -64,13 +66,11 @@ def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(charts, "curve_chart", lambda *_, **__: (None, []))
 
 
-def read_page(report: Path) -> str:
-    """Return the page with any white space as a single space character."""
+def _read_page(report: Path) -> str:
     return re.sub(r"\s", " ", (report / "report.html").read_text(encoding="utf-8"))
 
 
-def edit(path: Path, change: Callable[[Row], Row]) -> None:
-    """Change each row of a file of JSON lines."""
+def _edit(path: Path, change: Callable[[Row], Row]) -> None:
     jsonl.write_rows(path, [change(row) for _, row in jsonl.read_rows(path)])
 
 
@@ -97,7 +97,7 @@ def test_page_is_self_contained_and_has_the_figures_of_the_verdict(written: Path
     without_void_tags = re.sub(r"<(meta|br)\b[^>]*>", "", text.removeprefix("<!doctype html>"))
     ElementTree.fromstring(without_void_tags)
     assert text.count('class="example"') == 8
-    text, target = read_page(written), jsonl.read_json(written / "verdict.json")["target"]
+    text, target = _read_page(written), jsonl.read_json(written / "verdict.json")["target"]
     sft, grpo = (f"{100 * target[model]['accuracy']:.1f} %" for model in ("sft", "grpo"))
     assert f"GRPO takes accuracy on words from {sft} to {grpo}" in text
     assert "Gate passed." in text
@@ -105,42 +105,24 @@ def test_page_is_self_contained_and_has_the_figures_of_the_verdict(written: Path
     assert f"{target['sft']['correct']} → {target['grpo']['correct']} of {target['grpo']['total']} right" in text
 
 
-def test_summary_has_the_figures_for_the_runner(shared_run: dict[str, Path], written: Path) -> None:
-    """Scores by model and source, the verdict, the form of the answers, and digests from the lineage."""
-    summary = jsonl.read_json(written / "summary.json")
-    scores = jsonl.read_json(shared_run["evaluation"] / "grpo" / "scores.json")
-    assert summary["models"]["grpo"] == scores["greedy"]["by_source"]
-    assert summary["verdict"] == jsonl.read_json(written / "verdict.json")
-    assert summary["mean_length_tokens"]["grpo"] > 2 * summary["mean_length_tokens"]["sft"]
-    assert summary["digests"]["problems"] == artifact_digest("problems")
-
-
 def test_charts_have_values_on_hover(shared_run: dict[str, Path], written: Path) -> None:
     """Of each curve at each step, in strips that cover the chart side by side."""
     text = (written / "report.html").read_text(encoding="utf-8")
     steps = {row["step"]: row for _, row in jsonl.read_rows(shared_run["grpo_training"] / "steps.jsonl")}
-    told = re.findall(r"<title>step (\d+): reward ([\d.]+), accuracy ([\d.]+)</title>", text)
+    strip = r'x="([\d.]+)".* width="([\d.]+)".*<title>step (\d+): reward ([\d.]+), accuracy ([\d.]+)</title>'
+    told = [tuple(map(float, each)) for each in re.findall(strip, text)]
     assert len(told) >= 30
-    for step, reward, accuracy in told:
-        assert (float(reward), float(accuracy)) == pytest.approx(
-            (steps[int(step)]["reward"], steps[int(step)]["accuracy"]), abs=0.005
-        )
-    chart = text[: text.index(f"<title>step {told[-1][0]}: reward")].rpartition("<svg")[2]
-    strips = [
-        tuple(map(float, each)) for each in re.findall(r'<rect class="strip" x="([\d.]+)".* width="([\d.]+)"', chart)
-    ]
-    for (x, width), (following, _) in pairwise(strips):
+    for (x, width, step, *values), (following, *_) in pairwise(told):
+        assert values == pytest.approx([steps[step]["reward"], steps[step]["accuracy"]], abs=0.005)
         assert x + width == pytest.approx(following, abs=0.2)
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_run_without_a_gradient_learned_nothing(
-    own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The headline says so instead of a gain, and so do the summary and a warning."""
-    edit(own_run["grpo_training"] / "steps.jsonl", lambda row: {**row, "gradient_norm": 0.0})
-    run_report(own_run, tmp_path / "report")
-    text = read_page(tmp_path / "report")
+def test_run_without_gradient(own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The headline says that GRPO learned nothing instead of a gain, and so do the summary and a warning."""
+    _edit(own_run["grpo_training"] / "steps.jsonl", lambda row: {**row, "gradient_norm": 0.0})
+    _run_report(own_run, tmp_path / "report")
+    text = _read_page(tmp_path / "report")
     accuracy = jsonl.read_json(tmp_path / "report" / "verdict.json")["target"]["grpo"]["accuracy"]
     assert f"GRPO learned nothing: accuracy on words stays at {100 * accuracy:.1f} %" in text
     assert "GRPO takes accuracy" not in text
@@ -149,9 +131,7 @@ def test_run_without_a_gradient_learned_nothing(
 
 
 @pytest.mark.usefixtures("without_charts")
-def test_the_step_of_the_policy_and_an_early_stop_are_shown(
-    own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_early_stop_is_shown(own_run: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the curve of validation; the figures at the end of training are those up to the policy's step."""
     training = own_run["grpo_training"]
     rows = [{"step": step, **score(10 + step, 40), "by_source": {}} for step in (0, 10, 20)]
@@ -159,21 +139,21 @@ def test_the_step_of_the_policy_and_an_early_stop_are_shown(
     reason = "entropy 0.001 over the last 10 steps"
     jsonl.write_json(training / "result.json", {"policy_step": 10, "num_steps": 25, "stopped": reason})
     (training / "first_rollout.txt").write_text("the first 8 completions: 50% right\n")
-    edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
-    limited = CONFIG.model_copy(
-        update={"gate": CONFIG.gate.model_copy(update={"health": HealthConfig(min_entropy=0.01)})}
-    )
-    run_report(own_run, tmp_path / "report", limited)
-    page = read_page(tmp_path / "report")
+    _edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
+    limited = ReportConfig.model_validate({"gate": {**VALUES["gate"], "health": {"min_entropy": 0.01}}})
+    _run_report(own_run, tmp_path / "report", limited)
+    page = _read_page(tmp_path / "report")
     assert "The policy is that of step 10 of 25, which answered 50.0 % (35.2 to 64.8) of 40 problems" in page
     assert f"After step 25: {reason}." in page
     assert "The first 8 completions: 50% right." in page
     assert 'aria-label="Validation accuracy, with the policy' in page
     assert f"warning: training stopped after step 25: {reason}" in capsys.readouterr().out
-    summary = jsonl.read_json(tmp_path / "report" / "summary.json")
+    summary, metrics = (jsonl.read_json(tmp_path / f"report/{name}.json") for name in ("summary", "metrics"))
     assert summary["training"] == {"policy_step": 10, "num_steps": 25, "stopped": reason}
-    assert jsonl.read_json(tmp_path / "report" / "metrics.json")["policy_step"] == 10
-    assert not [reason for reason in summary["verdict"]["reasons"] if "entropy" in reason]
+    assert summary["mean_length_tokens"]["grpo"] > 2 * summary["mean_length_tokens"]["sft"]
+    assert summary["digests"]["problems"] == artifact_digest("problems")
+    assert metrics["policy_step"] == 10
+    assert "entropy" not in " ".join(summary["verdict"]["reasons"])
 
 
 @pytest.mark.parametrize(
@@ -196,8 +176,8 @@ def test_as_many_examples_are_shown_as_may_be(found: tuple[int, ...], shown: lis
 def test_missed_gate_is_reported_and_does_not_fail_the_stage(tmp_path: Path) -> None:
     """The page and the verdict are written; `register` enforces the gate."""
     folders = make_run(tmp_path / "run", skill={**SKILL, "grpo": SKILL["sft"]}, problems=60)
-    assert run_report(folders, tmp_path / "report")["gate_passed"] == 0
-    assert "Gate missed: the policy is not registered." in read_page(tmp_path / "report")
+    assert _run_report(folders, tmp_path / "report")["gate_passed"] == 0
+    assert "Gate missed: the policy is not registered." in _read_page(tmp_path / "report")
     unenforced = ReportConfig.model_validate({**VALUES, "gate": {**VALUES["gate"], "enforce": False}})
     assert "Gate missed, not enforced" in render_report(unenforced, folders)
 
@@ -205,20 +185,15 @@ def test_missed_gate_is_reported_and_does_not_fail_the_stage(tmp_path: Path) -> 
 @pytest.mark.usefixtures("without_charts")
 def test_runner_adds_version_times_and_phases(shared_run: dict[str, Path], tmp_path: Path) -> None:
     """After the run the page has the version, the times of the stages, and the shares of the phases of a step."""
-    rows = [
-        {"step": 1, "sampling_s": 2.0, "sync_s": 0.5, "update_s": 1.0, "step_s": 4.0},
-        {"step": 2, "sampling_s": 4.0, "sync_s": 0.5, "update_s": 1.0, "step_s": 6.0},
-    ]
-    jsonl.write_rows(tmp_path / "timings.jsonl", rows)
+    row = {"step": 1, "sampling_s": 2.0, "sync_s": 0.5, "update_s": 1.0, "step_s": 4.0}
+    jsonl.write_rows(tmp_path / "timings.jsonl", [row, {**row, "step": 2, "sampling_s": 4.0, "step_s": 6.0}])
     version = {"tag": "grpo-policy@v0.0.7", "registry": "registry", "policy_digest": "ab" * 32}
     seconds = {"train_grpo": 141.2, "evaluate": 9.0}
     facts = RunFacts(version, seconds, tmp_path, command="git checkout abc", files={"params": "params.yaml"})
     text = render_report(CONFIG, shared_run, run=facts)
-    assert "<pre>git checkout abc</pre>" in text
-    assert '<a href="params.yaml">params</a>' in text
+    for each in ("<pre>git checkout abc</pre>", '<a href="params.yaml">params</a>', "2 min 21 s", "2 min 30 s"):
+        assert each in text
     assert text.count("grpo-policy@v0.0.7") == 2
-    assert "2 min 21 s" in text
-    assert "2 min 30 s" in text
     assert "median GRPO step took 5 s" in text
     shares = re.findall(r"</i>([a-z ]+) (\d+)\u202f%", text[text.index("Where the time of GRPO went") :])
     assert shares[:4] == [("sampling", "60"), ("weight sync", "10"), ("update", "20"), ("waiting and other", "10")]
@@ -252,31 +227,27 @@ def test_answers_in_turns_are_shown_as_conversations(tool_run: dict[str, Path], 
     assert "tool" not in without[without.index("</style>\n<header>") :]
 
 
-def test_the_page_of_any_run_is_small_and_what_a_model_writes_stays_text(
-    tool_run: dict[str, Path], tmp_path: Path
-) -> None:
+def test_any_page_is_small_and_answers_stay_text(tool_run: dict[str, Path], tmp_path: Path) -> None:
     """Thousands of steps are thinned; of long answers and many turns the rest is counted."""
     run = {name: shutil.copytree(folder, tmp_path / name) for name, folder in tool_run.items()}
     turn = {"text": "<b>call</b>" * 100, "observation": "</pre><script>" * 100, "rewards": {}}
-    edit(run["evaluation"] / "sft" / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
+    _edit(run["evaluation"] / "sft" / "records.jsonl", lambda row: {**row, "turns": [turn] * 200})
     response = "<script>alert(1)</script>" + "word " * 4000
-    edit(run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "turns": [], "response": response})
+    _edit(run["evaluation"] / "grpo" / "records.jsonl", lambda row: {**row, "turns": [], "response": response})
     rows = [row for _, row in jsonl.read_rows(run["grpo_training"] / "steps.jsonl")]
     many = [{**row, "step": index, "kl": None} for index, row in enumerate(rows * 100)]
     jsonl.write_rows(run["grpo_training"] / "steps.jsonl", many)
     text = render_report(ReportConfig.model_validate({**VALUES, "num_examples": 16}), run)
     assert len(text.encode()) < 1_000_000
-    assert "<script" not in text
-    assert "&lt;script&gt;alert(1)" in text
-    assert "198 more turns" in text
-    assert "192 turns not shown: records.jsonl of the evaluation has them." in text
+    for absent in ("<script", "Where the time of GRPO went", "Registered as"):
+        assert absent not in text
+    for shown in ("&lt;script&gt;alert(1)", "198 more turns", "192 turns not shown: records.jsonl of the evaluation"):
+        assert shown in text
     assert text.count("Not recorded in this run.") == 1
-    assert "Where the time of GRPO went" not in text
-    assert "Registered as" not in text
 
 
 def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Path]], object]:
-    return lambda run: edit(run["evaluation"] / name / "records.jsonl", change)
+    return lambda run: _edit(run["evaluation"] / name / "records.jsonl", change)
 
 
 @pytest.mark.parametrize(
@@ -285,10 +256,7 @@ def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Pat
         (_records("grpo", lambda row: {**row, "id": row["id"].replace("words/", "x/")}), "problem words/test/00001 is"),
         (_records("grpo", lambda row: {**row, "answer": "x"}), "test/00000 is missing .* or has another"),
         (_records("sft", lambda row: {**row, "sample": 0}), r"jsonl:2: second greedy answer to problem gsm8k/"),
-        (
-            lambda run: shutil.copy(run["evaluation"] / "sft" / "scores.json", run["evaluation"] / "grpo"),
-            r"scores\.json: .*",
-        ),
+        (lambda run: shutil.copy(run["evaluation"] / "sft/scores.json", run["evaluation"] / "grpo"), r"scores\.json:"),
         (_records("grpo", lambda row: {**row, "verdict": "maybe"}), r"records\.jsonl:1\.verdict: input should be"),
     ],
 )
@@ -331,9 +299,69 @@ def test_kubeflow_component_shows_page_and_metrics(shared_run: dict[str, Path], 
     text = (tmp_path / "html" / "page").read_text(encoding="utf-8")
     assert re.search(r"<tr><td>report</td>.*core-minutes", text)
     for place in (out.path, folder):
-        artifact = (Path(place) / "report" / "report.html").read_text(encoding="utf-8")
-        assert "core-minutes" not in artifact
-        headline = re.search("<h1>.*</h1>", artifact)
-        assert headline
-        assert headline.group() in text
+        assert "core-minutes" not in (Path(place) / "report" / "report.html").read_text(encoding="utf-8")
     assert metrics.metadata["gate_passed"] == 1
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_policy_is_compared_with_the_champion(shared_run: dict[str, Path], written: Path, tmp_path: Path) -> None:
+    """One that is far better than SFT and far worse than the champion is refused, and the page says by how much."""
+    assert jsonl.read_json(written / "verdict.json")["champion"] is None
+    champions = make_run(tmp_path / "champions", skill={**SKILL, "grpo": {"words": 0.98, "gsm8k": 0.9}})
+    with open_registry(str(tmp_path / "registry"), None) as registry:
+        stored = registry.store({"evaluation": champions["evaluation"]})
+        version = {"format": 2, "name": "model", "version": "v0.0.1", "tag": "model@v0.0.1", "policy_digest": "another"}
+        made = registry.commit(version, {}, stored, "Register model@v0.0.1")
+        message = f"Register\n\nBundle-Digest: {made['bundle_digest']}\n"
+        assert registry.publish({"model@v0.0.1": message, "model#champion#1": "Promote champion: model@v0.0.1"})
+    config = CONFIG.model_copy(update={"registry": str(tmp_path / "registry"), "name": "model"})
+    _run_report(shared_run, tmp_path / "report", config)
+    verdict = jsonl.read_json(tmp_path / "report/verdict.json")
+    assert [part["passed"] for part in verdict["sources"]] == [True, True]
+    assert not verdict["passed"]
+    words = verdict["champion"]["sources"][0]
+    scores = jsonl.read_json(champions["evaluation"] / "grpo/scores.json")["greedy"]["by_source"]
+    assert words["champion"] == scores["words"]
+    assert words["gain"] < -0.05
+    assert verdict["reasons"] == [verdict["champion"]["reason"]]
+    assert "not worse than champion model@v0.0.1" in _read_page(tmp_path / "report")
+    # A page that is rendered later keeps the verdict: the registry may have changed.
+    verdict["champion"] |= {"comparable": False, "remark": "not comparable, it was asked in another way"}
+    assert "not comparable, it was asked in another way" in render_report(config, shared_run, verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("changes", "answered", "remark"),
+    [
+        ({}, {}, ""),
+        ({"policy_digest": "own"}, {}, "has the same weights"),
+        ({"records": []}, {}, "its version has no answers to compare with"),
+        ({}, {"answer": "1"}, "not comparable, it was evaluated on other problems"),
+        ({"protocol": {"tools": {**TOOLS, "environment": "python"}}}, {}, "not comparable, it was asked in another"),
+    ],
+)
+def test_champion_has_to_be_comparable(shared_run: dict[str, Path], changes: Row, answered: Row, remark: str) -> None:
+    """Accuracies with a tool are not compared with accuracies without it, or with another tool."""
+    protocol = {"tools": TOOLS}
+    evaluation = read_evaluation(shared_run["evaluation"] / "grpo")._replace(scores={"protocol": protocol})
+    records = [{**row, **answered} for _, row in jsonl.read_rows(evaluation.folder / "records.jsonl")]
+    values = {"tag": "model@v0.0.1", "policy_digest": "another", "records": records, "protocol": protocol}
+    compared = champion_outcomes(Champion(**{**values, **changes}), evaluation, "own")
+    assert compared.remark.startswith(remark)
+    assert compared.is_same == (remark == "has the same weights")
+    assert set(compared.outcomes) == (set() if remark else {"words", "gsm8k"})
+
+
+@pytest.mark.parametrize(
+    ("fraction", "values", "limits"),
+    [(True, [0.2, 0.9], (-4, 104)), (True, [-0.3, 1.7], (-40, 180)), (False, [0.0, 0.0], (0, 1))],
+)
+def test_all_of_a_curve_is_within_its_axes(
+    monkeypatch: pytest.MonkeyPatch, fraction: bool, values: list[float], limits: tuple[float, float]
+) -> None:
+    """A reward may be negative, and a line along the upper edge would be cut in half."""
+    drawn = Mock()
+    monkeypatch.setattr(charts, "_svg", drawn)
+    steps = [{"step": step, "reward": value} for step, value in enumerate(values)]
+    charts.curve_chart(steps, "Reward", {"reward": "reward"}, fraction=fraction)
+    assert drawn.call_args.args[0].axes[0].get_ylim() == pytest.approx(limits)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
-from components.rollout.sampler import Completion, Sampler, Sampling
+from components.rollout.sampler import Completion, Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import AnsweredTurn
 from components.shared.model import ModelConfig
@@ -61,26 +61,6 @@ def test_forked_trajectories_are_those_of_a_reference(make: Callable[[], PreTrai
     groups = TransformersSampler(_forgetful(make), max_batch_size).generate(PROBLEMS, sampling)
     _require_true(groups, _forgetful(make), sampling)
     assert environments.open == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "segment_tokens"),
-    [(acting.mistral, 1), pytest.param(acting.qwen3_next, 7, marks=pytest.mark.slow)],
-    ids=["packed rows", "padded rows"],
-)
-def test_a_paused_trajectory_goes_on_after_its_last_fork(
-    segment_tokens: int, make: Callable[[], PreTrainedModel]
-) -> None:
-    """Segments give what one call gives; a checkpoint of the run keeps the forks."""
-    sampler: Sampler = TransformersSampler(_forgetful(make), 24)
-    whole = sampler.generate(PROBLEMS, _sampling())
-    segment = _sampling(segment_tokens=segment_tokens)
-    groups = sampler.generate(PROBLEMS, segment)
-    while any(each.paused for each in chain(*groups)):
-        groups = sampler.generate(PROBLEMS, segment, groups)
-    for one, other in zip(chain(*whole), chain(*groups), strict=True):
-        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
-        assert replace(other, logprobs=one.logprobs) == one
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -97,56 +95,6 @@ def test_samples_do_not_depend_on_when_environments_answer() -> None:
         acting.checkpoint(), acting.sampling(ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.001, 0.02])))
     )
     assert delayed == at_once
-
-
-def _in_segments(checkpoint: Checkpoint, sampling: Sampling, segment_tokens: int) -> list[Completion]:
-    """The same, so many tokens a call, until none is paused."""
-    sampler, problems = TransformersSampler(checkpoint, 24), tiny.asked(QUESTIONS)
-    segment = replace(sampling, segment_tokens=segment_tokens)
-    groups = sampler.generate(problems, segment)
-    while any(each.paused for group in groups for each in group):
-        before, groups = groups, sampler.generate(problems, segment, groups)
-        for one, other in zip(chain(*before), chain(*groups), strict=True):
-            assert other is one if not one.paused else 0 < other.num_tokens - one.num_tokens <= segment_tokens
-            assert other.tokens.completion_ids[: len(one.tokens.completion_ids)] == one.tokens.completion_ids
-            assert other.turns[: len(one.turns)] == one.turns
-    return [completion for group in groups for completion in group]
-
-
-@pytest.mark.parametrize(
-    ("segment_tokens", "make"),
-    [
-        *((tokens, acting.mistral) for tokens in (1, 10)),
-        pytest.param(9, acting.qwen3_next, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("acts", [True, False])
-def test_segments_give_what_one_call_gives(
-    segment_tokens: int, make: Callable[[], PreTrainedModel], acts: bool
-) -> None:
-    """Of any size, with the same weights: environments are replayed up to the next turn."""
-    stop = () if acts else ("a1", "3\n")
-    sampling = acting.sampling(ActingEnvironments() if acts else None, stop=stop)
-    whole = _generate(acting.checkpoint(make), sampling)
-    parts = _in_segments(acting.checkpoint(make), sampling, segment_tokens)
-    for one, other in zip(whole, parts, strict=True):
-        assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
-        assert replace(other, logprobs=one.logprobs) == one
-    assert len({completion.num_tokens for completion in whole}) > 5
-
-
-def test_groups_that_begin_are_sampled_beside_those_that_go_on() -> None:
-    """A problem without completions begins its group; one whose completions are all over costs nothing."""
-    checkpoint, problems = acting.checkpoint(), tiny.asked(QUESTIONS)
-    sampler, sampling = TransformersSampler(checkpoint, 64), acting.sampling(ActingEnvironments())
-    whole = sampler.generate(problems, sampling)
-    paused = sampler.generate(problems, replace(sampling, segment_tokens=4))
-    mixed = sampler.generate(problems, sampling, [whole[0], paused[1], [], paused[3]])
-    for group, expected in zip(mixed, whole, strict=True):
-        assert [each.tokens for each in group] == [each.tokens for each in expected]
-    assert sampler.generate(problems, sampling, whole) == whole
-    with pytest.raises(ValueError, match="7 partial completions, not 8"):
-        sampler.generate(problems, sampling, [paused[0][:7], [], [], []])
 
 
 def test_each_turn_may_begin_inside_a_thought(tmp_path: Path) -> None:

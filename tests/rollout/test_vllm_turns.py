@@ -5,7 +5,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,20 +72,6 @@ def test_trajectories_are_those_of_a_naive_reference(own_weights: OwnWeights) ->
     assert len({each.tokens for each in completions}) > len(completions) / 2
 
 
-def test_completions_that_were_paused_go_on(own_weights: OwnWeights) -> None:
-    """Until none is paused, no more tokens a call than a segment has; those that are over are not sampled again."""
-    sampling = replace(acting.sampling(ActingEnvironments()), segment_tokens=8)
-    vllm = sampler(own_weights, acting.checkpoint(acting.qwen3))
-    groups = vllm.generate(PROBLEMS, sampling)
-    assert {each.paused for group in groups for each in group} == {True, False}
-    while any(each.paused for group in groups for each in group):
-        before, groups = groups, vllm.generate(PROBLEMS, sampling, groups)
-        for one, other in zip(itertools.chain(*before), itertools.chain(*groups), strict=True):
-            assert other is one if not one.paused else 0 < other.num_tokens - one.num_tokens <= 8
-    completions = [completion for group in groups for completion in group]
-    _require_true(completions, acting.checkpoint(acting.qwen3), sampling)
-
-
 class _Acting(Words):
     """A policy that acts: each of its turns ends with its end token."""
 
@@ -149,17 +134,13 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
 
 @pytest.mark.slow
 def test_trajectories_by_vllm_are_those_of_a_naive_reference(vllm: VllmServers) -> None:
-    """While requests come and go, with calls that vLLM stops at by its tokenizer, in segments too."""
+    """While requests come and go, with calls that vLLM stops at by its tokenizer."""
     chance, environments = random.Random(1), ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.01, 0.1]))
     sampling, plain = acting.sampling(environments), acting.checkpoint(acting.qwen3)
     completions = _generate(vllm, acting.checkpoint(acting.qwen3), sampling)
     assert _require_true(completions, plain, sampling, _VLLM_CONTEXT) >= {"failed", "done", "turns"}
     assert any(turn.text.endswith("\n```\n") for completion in completions for turn in completion.turns)
     assert len({each.tokens for each in completions}) > len(completions) / 2
-    paused = sampler(vllm, plain).generate(PROBLEMS, replace(sampling, segment_tokens=7))
-    ended = [each for group in sampler(vllm, plain).generate(PROBLEMS, sampling, paused) for each in group]
-    _require_true(ended, plain, sampling, _VLLM_CONTEXT)
-    assert {each.num_tokens > 7 for each in ended} == {True, False}
     assert all(each.num_tokens for each in _generate(vllm, plain, acting.sampling()))
 
 

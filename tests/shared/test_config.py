@@ -14,7 +14,6 @@ from components.shared.config import (
     SameAs,
     load_section,
     read_params,
-    validate,
     without_operational,
 )
 from components.shared.errors import PipelineError
@@ -56,17 +55,15 @@ train:
   sources:
     - kind: sums
       num_train: 4
-    - kind: files
-      train: data/train.jsonl
+    - {kind: files, train: data/train.jsonl}
 """
 
 
 def _file(folder: Path, change: str = "") -> Path:
     """The params above, with `old -> new` applied."""
     old, _, new = change.partition(" -> ")
-    assert not change or _TEXT.count(old) == 1
     path = folder / "params.yaml"
-    path.write_text(_TEXT.replace(old, new) if change else _TEXT, encoding="utf-8")
+    path.write_text(_TEXT.replace(old, new, 1), encoding="utf-8")
     return path
 
 
@@ -84,13 +81,9 @@ def _refusal(path: Path) -> str:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        # An unknown key, with the nearest one; it is not reported as missing, too.
         ("seed: 1 -> sede: 1", "4: train.sede: unknown key; did you mean `seed`?"),
         ("seed: 1 -> zzz: 1", "4: train.zzz: unknown key; accepted: engine, rate, seed, sources"),
         ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
-        # A wrong value, with what is accepted.
-        ("seed: 1 -> seed: 1.5", "4: train.seed: input should be a valid integer, got a number with a fractional"),
-        ("rate: 2.0e-3 -> rate: 0", "5: train.rate: input should be greater than 0, got 0"),
         ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: input should be a finite number, got inf"),
         ("fp32 -> fp64", "7: train.engine.precision: input should be 'fp32' or 'bf16', got 'fp64'"),
         ("kind: files -> kind: flies", "12: train.sources.1: input tag 'flies' found using 'kind' does not match any"),
@@ -118,7 +111,6 @@ def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> Non
     ("text", "message"),
     [
         ("a:\n  b: [1\nc: 2\n", "3: is not valid YAML (expected ',' or ']', but got ':')"),
-        ("a:\n\tb: 1\n", "2: is not valid YAML (found character '\\t' that cannot start any token)"),
         ("a: !!python/object:os.system {}\n", "1: is not valid YAML (could not determine a constructor"),
         ("a: {}\n# \x01\n", " is not valid YAML (it holds a control character)"),
         (f"a0: &a0 {{p: 1}}\n{_ALIASES}", "3: is not valid YAML (it has more than 100,000 keys)"),
@@ -158,18 +150,7 @@ def test_a_misspelt_section_is_refused_and_a_missing_one_is_all_defaults(tmp_pat
         load_section(path, "evaluate", _Section)
 
 
-_OVERLAY = """# an overlay
-extends: ../params.yaml
-train:
-  rate: 1.0e-3
-  engine: {precision: bf16}
-  sources: [{kind: sums, num_train: 7}]
-new: {a: 1}
-other: null
-"""
-
-
-def _overlay(folder: Path, text: str = _OVERLAY) -> Path:
+def _overlay(folder: Path, text: str) -> Path:
     _file(folder)
     path = folder / "presets/overlay.yaml"
     path.parent.mkdir(exist_ok=True)
@@ -177,41 +158,17 @@ def _overlay(folder: Path, text: str = _OVERLAY) -> Path:
     return path
 
 
-def test_an_overlay_changes_what_it_names_and_keeps_the_rest(tmp_path: Path) -> None:
-    """Mappings are merged, lists and scalars replaced, sections added and reset."""
-    assert read_params(_overlay(tmp_path)) == {
-        "train": {
-            "seed": 1,
-            "rate": 1e-3,
-            "engine": {"precision": "bf16", "stages": [1, 2]},
-            "sources": [{"kind": "sums", "num_train": 7}],
-        },
-        "new": {"a": 1},
-    }
-
-
-def test_null_resets_a_key_to_its_default(tmp_path: Path) -> None:
-    """In an overlay and in a file of its own: as if the key were nowhere, in the model as well."""
-    text = "extends: ../params.yaml\ntrain: {sources: [{kind: files, train: a, limit: null}], seed: null}\n"
-    path = _overlay(tmp_path, text)
-    with pytest.raises(PipelineError, match=r"overlay\.yaml:2: train\.seed: required key is missing"):
-        load_section(path, "train", _Section)
-    path.write_text(text.replace("seed: null", "seed: 3"))
-    assert load_section(path, "train", _Section).sources == [_Files(kind="files", train=Path("a"))]
-
-
 @pytest.mark.parametrize(
     ("overlay", "place"),
     [
         ("train:\n  rate: 0\n", "presets/overlay.yaml:3: train.rate"),
         ("train:\n  engine: {precision: fp64}\n", "presets/overlay.yaml:3: train.engine.precision"),
+        ("train:\n  seed: null\n", "presets/overlay.yaml:3: train.seed: required key is missing"),
         ("train:\n  sources:\n  - kind: sums\n", "presets/overlay.yaml:4: train.sources.0.num_train"),
         ("train:\n  rate: 1.0\n", "params.yaml:8: train.engine.stages.1"),
     ],
 )
-def test_an_error_names_the_file_and_line_where_the_wrong_value_stands(
-    tmp_path: Path, overlay: str, place: str
-) -> None:
+def test_an_error_names_the_file_that_sets_the_value(tmp_path: Path, overlay: str, place: str) -> None:
     """The last file that sets the key, whatever the others say of it; a list belongs to one file as a whole."""
     path = _overlay(tmp_path, f"extends: ../params.yaml\n{overlay}")
     if place.startswith("params"):
@@ -222,15 +179,16 @@ def test_an_error_names_the_file_and_line_where_the_wrong_value_stands(
 
 
 def test_of_several_extended_files_the_later_goes_before_the_earlier(tmp_path: Path) -> None:
-    """And before both what extends them; a file that both of them extend is below both."""
+    """And what extends them before both; what both extend is below both. Lists are not merged; null resets a key."""
     for name, text in (
-        ("base", "train: {a: 0, b: 0, c: 0, d: 0, e: 0}"),
-        ("first", "extends: base.yaml\ntrain: {b: 1, c: 1, d: 1, e: 1}"),
-        ("second", "extends: base.yaml\ntrain: {c: 2, d: 2, e: null}"),
-        ("own", "extends: [first.yaml, second.yaml]\ntrain: {d: 3}"),
+        ("base", "train: {a: 0, b: 0, c: 0, d: {x: 0, y: [0, 0]}, e: 0}\nold: {a: 0}"),
+        ("first", "extends: base.yaml\ntrain: {b: 1, c: 1, d: {x: 1}, e: 1}"),
+        ("second", "extends: base.yaml\ntrain: {c: 2, e: null}\nold: null"),
+        ("own", "extends: [first.yaml, second.yaml]\ntrain: {d: {y: [{z: 3, w: null}]}}\nnew: {a: 3}"),
     ):
         (tmp_path / f"{name}.yaml").write_text(text)
-    assert read_params(tmp_path / "own.yaml") == {"train": {"a": 0, "b": 1, "c": 2, "d": 3}}
+    train = {"a": 0, "b": 1, "c": 2, "d": {"x": 1, "y": [{"z": 3}]}}
+    assert read_params(tmp_path / "own.yaml") == {"train": train, "new": {"a": 3}}
 
 
 @pytest.mark.parametrize(
@@ -261,21 +219,10 @@ def test_a_key_that_is_the_same_as_another_section_has_need_not_be_repeated(tmp_
     assert load_section(_file(tmp_path, "other: {} -> other: {seed: 2}"), "other", _Checked).seed == 2
 
 
-def test_values_from_elsewhere_are_named_without_a_line() -> None:
-    """Kubeflow hands over plain values."""
-    with pytest.raises(
-        PipelineError, match=r"^train\.engine\.stages\.0: input should be a valid integer, got a number"
-    ):
-        validate(_Engine, {"precision": "bf16", "stages": [1.5]}, name="train.engine")
-
-
 @pytest.mark.parametrize(
     ("overlay", "message"),
     [
-        (
-            "validate_data: {model: {base: scratch:math}}\n",
-            "2: validate_data.model and train_sft.model must be",
-        ),
+        ("validate_data: {model: {base: scratch:math}}\n", "2: validate_data.model and train_sft.model must be"),
         ("train_sft: {model: {base: scratch:nope}}\n", "2: train_sft.model.base: no such preset; accepted: scratch:"),
         ("train_gpro: {}\n", "2: train_gpro: unknown key; did you mean `train_grpo`?"),
     ],
@@ -314,20 +261,21 @@ def test_every_params_file_reads_the_same_in_full(path: Path, tmp_path: Path) ->
 
 class _Machine(Config):
     answer: AnswerPolicy = AnswerPolicy.BOXED
-    num_processes: Annotated[int, Operational]
+    num_processes: Annotated[int, Operational] = 8
 
 
 class _Machines(Config):
-    engine: _Machine
     by_name: dict[str, _Machine]
-    pair: tuple[int, _Machine]
+    pair: tuple[int, _Machine] = (2, _Machine())
     base: Path = Path("a/b")
-    whole: Annotated[_Machine, Operational]
+    whole: Annotated[_Machine, Operational] = _Machine()
 
 
 def test_operational_keys_are_left_out_at_any_depth() -> None:
     """In a section, a mapping and a tuple, and a section as a whole."""
-    engine, result = _Machine(num_processes=8), {"answer": "boxed"}
-    section = _Machines(engine=engine, by_name={"x": engine}, pair=(2, engine), whole=engine)
-    expected = {"engine": result, "by_name": {"x": result}, "pair": [2, result], "base": "a/b"}
-    assert without_operational(section) == expected
+    machine = {"answer": "boxed"}
+    assert without_operational(_Machines(by_name={"x": _Machine()})) == {
+        "by_name": {"x": machine},
+        "pair": [2, machine],
+        "base": "a/b",
+    }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from components.shared import durable
-from components.shared.durable import InUseError, is_locked, lock_folder, new_folder
+from components.shared.durable import lock_folder
 
 
 @pytest.fixture
@@ -59,45 +59,6 @@ def test_a_folder_is_replaced_by_renames(tmp_path: Path, done: list[str]) -> Non
     ]
     durable.replace(tmp_path / "first", _folder(tmp_path / "new"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "stands"]
-
-
-def test_a_folder_is_renamed_before_it_is_removed(tmp_path: Path, done: list[str]) -> None:
-    """A part of it is never found under its name; what a kill left of an earlier removal goes, too."""
-    _folder(tmp_path / "work")
-    _folder(tmp_path / ".work.removed")
-    durable.discard(tmp_path / "work")
-    assert done[:2] == ["remove .work.removed", "rename work .work.removed"]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_new_folder_is_whole_or_not_there(tmp_path: Path) -> None:
-    """Nor is anything left beside it where its making fails."""
-
-    def fail() -> None:
-        with new_folder(tmp_path / "deep/new") as partial:
-            partial.mkdir()
-            (partial / "half").touch()
-            raise OSError("no more space")
-
-    with pytest.raises(OSError, match="no more space"):
-        fail()
-    assert list((tmp_path / "deep").iterdir()) == []
-    with new_folder(tmp_path / "deep/new") as partial:
-        partial.mkdir()
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["new"]
-
-
-def test_a_lock_names_its_owner(tmp_path: Path) -> None:
-    """A second one is refused until the first is released."""
-    path = tmp_path / "work/run.lock"
-    assert not is_locked(path)
-    lock = lock_folder(path)
-    assert is_locked(path)
-    with pytest.raises(InUseError, match=rf"work: is in use by process {os.getpid()} on \S+; wait for it to end"):
-        lock_folder(path)
-    lock.release()
-    assert not is_locked(path)
-    lock_folder(path)
 
 
 def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ FILES = {"config.json": b'{"a": 1}', "inner/model.safetensors": b"weights" * 100
 SINGLE = b"one row\n"
 
 
-class Repository:
+class _Repository:
     """A repository with a folder and a file that DVC keeps in a storage, and one that git keeps."""
 
     def __init__(self, folder: Path) -> None:
@@ -48,18 +48,17 @@ class Repository:
         return path
 
     def get(self, path: str, destination: Path) -> int:
-        """Copy something out of the storage as the process does."""
         return dvc_process.main(["get-checked", str(self.folder), path, "HEAD", str(destination)])
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repository:
-    """A repository of a test's own."""
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Repository:
+    """A new repository."""
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
-    return Repository(tmp_path)
+    return _Repository(tmp_path)
 
 
-def test_undamaged_files_are_copied(repository: Repository, tmp_path: Path) -> None:
+def test_undamaged_files_are_copied(repository: _Repository, tmp_path: Path) -> None:
     """Folders, single files, files of a folder and files of git."""
     assert repository.get("policy", tmp_path / "policy") == 0
     assert {name: (tmp_path / "policy" / name).read_bytes() for name in FILES} == FILES
@@ -71,7 +70,7 @@ def test_undamaged_files_are_copied(repository: Repository, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["inner/model.safetensors", ".", "single"])
 def test_damage_is_refused_with_file_and_object(
-    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    repository: _Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """Every kind of object, also the list of a folder's files; damaged, and then gone."""
     file = {".": "policy: its list of files", "single": "single"}.get(name, f"policy/{name}")
@@ -103,7 +102,7 @@ _PROFILES = ("profile evil", "evil")
 
 @pytest.mark.parametrize("name", ["config", "config.local"])
 def test_a_repository_says_where_its_storage_is_and_nothing_else(
-    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    repository: _Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Whoever may push to it runs no command here: DVC's config can name an AWS profile that does."""
     ran = tmp_path / "ran"
@@ -111,11 +110,8 @@ def test_a_repository_says_where_its_storage_is_and_nothing_else(
     (repository.folder / ".dvc" / name).write_text(_HOSTILE.format(place=tmp_path))
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     monkeypatch.chdir(repository.folder)
-    for arguments in (
-        ["list-storage"],
-        ["get-checked", str(repository.folder), "policy", "HEAD", str(tmp_path / "out")],
-    ):
-        dvc_process.main(arguments)
+    dvc_process.main(["list-storage"])
+    repository.get("policy", tmp_path / "out")
     assert not ran.exists()
     config = Config(".dvc")
     settings = config["remote"]["s"]
@@ -130,20 +126,14 @@ def test_a_repository_says_where_its_storage_is_and_nothing_else(
     [("forbidden", PipelineError, "Forbidden|Access Key Id"), ("internal error", RetryableError, "internal error|500")],
 )
 def test_an_unreadable_storage_is_named(
-    repository: Repository,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: Fault,
-    kind: type[PipelineError],
-    reason: str,
+    repository: _Repository, monkeypatch: pytest.MonkeyPatch, fault: Fault, kind: type[PipelineError], reason: str
 ) -> None:
     """Folder, object and storage, and why; retryable where the server may recover."""
-    config = repository.folder / ".dvc" / "config"
+    config, tmp_path = repository.folder / ".dvc" / "config", repository.folder.parent
     config.write_text(config.read_text().replace(str(repository.storage), "s3://bucket/models"))
     Workspace(repository.folder, tmp_path).git("commit", "--quiet", "--all", "--message", "moved")
     with s3_storage(fault) as storage:
-        for name, value in storage.environment.items():
-            monkeypatch.setenv(name, value)
+        storage.set_environment(monkeypatch)
         with pytest.raises(PipelineError, match=reason) as failed:
             Workspace(tmp_path, tmp_path).dvc_get(str(repository.folder), "policy", "HEAD", tmp_path / "out")
     assert type(failed.value) is kind

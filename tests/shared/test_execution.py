@@ -10,14 +10,7 @@ import pytest
 from components.shared import execution
 from components.shared.environment import REVISION_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.execution import (
-    Revision,
-    current_environment,
-    current_revision,
-    environment_differences,
-    keys_in,
-    uncommitted_files,
-)
+from components.shared.execution import Revision, current_environment, current_revision, environment_differences
 from components.shared.lineage import file_digests
 from tests.lineages import environment
 from tests.register.registrations import git
@@ -53,9 +46,8 @@ def test_uncommitted_changes_can_be_applied_to_the_commit(project: Path, tmp_pat
         (project / "components/new" / name).write_text(text)
     dirty = _revision(project)
     assert str(dirty) == f"{commit} with uncommitted changes"
-    assert dirty.patch
     git(tmp_path, "clone", "--quiet", str(project), "again")
-    (tmp_path / "patch").write_text(dirty.patch)
+    (tmp_path / "patch").write_text(str(dirty.patch))
     git(tmp_path / "again", "apply", "../patch")
     assert file_digests(tmp_path / "again/components") == file_digests(project / "components")
 
@@ -75,24 +67,20 @@ def test_keys_in_uncommitted_changes_are_found(project: Path) -> None:
     patch = _revision(project).patch
     assert patch is not None
     assert "q8Zr2LxV0bTn5KpW\n" not in patch, "a new file that is no code"
-    assert list(keys_in(patch)) == [f"components/old.py:{number}" for number in (2, 3, 6)]
-    assert uncommitted_files(patch) == ["components/old.py"]
+    assert list(execution.keys_in(patch)) == [f"components/old.py:{number}" for number in (2, 3, 6)]
+    assert execution.uncommitted_files(patch) == ["components/old.py"]
 
 
 def test_a_git_that_fails_is_an_error(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lineage without a commit would say that there is no repository."""
-    broken = tmp_path / "bin/git"
-    broken.parent.mkdir()
-    broken.write_text("#!/bin/sh\nexit 128\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv("PATH", str(broken.parent), prepend=":")
+    (tmp_path / "git").write_text("#!/bin/sh\nexit 128\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(PipelineError, match=r"^git: failed"):
         _revision(project)
 
 
-def test_outside_a_repository_the_revision_is_that_of_the_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_repository_the_revision_is_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An image names the commit that it was built from."""
     monkeypatch.setenv(REVISION_VARIABLE, "c0ffee")
     assert str(_revision(tmp_path)) == "c0ffee"

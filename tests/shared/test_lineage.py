@@ -10,13 +10,10 @@ import pytest
 from components.shared import lineage
 from components.shared.errors import PipelineError
 from components.shared.execution import Revision
-from tests.lineages import made
-
-_ROOT = Path(__file__).parents[2]
+from tests.lineages import environment, made
 
 
 def _artifact(folder: Path) -> Path:
-    """Two files, one of them further down."""
     (folder / "deep").mkdir(parents=True)
     (folder / "deep/b.txt").write_text("two")
     (folder / "a.txt").write_text("one")
@@ -28,11 +25,10 @@ def test_equal_content_has_an_equal_digest_anywhere(tmp_path: Path) -> None:
     one, other = _artifact(tmp_path / "one"), _artifact(tmp_path / "deep/other")
     lineage.write(other, made("x"))
     assert lineage.digest(one) == lineage.digest(other)
-    listing = "".join(
-        f"{name} {hashlib.sha256(text).hexdigest()}\n" for name, text in (("a.txt", b"one"), ("deep/b.txt", b"two"))
-    )
+    first, second = (hashlib.sha256(text).hexdigest() for text in (b"one", b"two"))
+    listing = f"a.txt {first}\ndeep/b.txt {second}\n"
     assert lineage.digest(one) == hashlib.sha256(listing.encode()).hexdigest()
-    assert lineage.digest(one / "a.txt") == hashlib.sha256(b"one").hexdigest()
+    assert lineage.digest(one / "a.txt") == first
 
 
 @pytest.mark.parametrize(
@@ -44,7 +40,6 @@ def test_equal_content_has_an_equal_digest_anywhere(tmp_path: Path) -> None:
         lambda folder: (folder / "deep/lineage.json").touch(),
         lambda folder: (folder / "a.txt").unlink(),
     ],
-    ids=["content", "name", "place", "more", "less"],
 )
 def test_other_content_has_another_digest(tmp_path: Path, change: Callable[[Path], object]) -> None:
     """A byte, a name, a file more or less, also a lineage further down; nothing at all is an error."""
@@ -57,9 +52,8 @@ def test_other_content_has_another_digest(tmp_path: Path, change: Callable[[Path
 
 def test_code_and_templates_count_and_compiled_files_do_not() -> None:
     """Any change of them is another code."""
-    files = lineage.code_files()
-    assert {"report/report.html.jinja", "shared/page.css", "shared/jsonl.py"} <= files.keys()
-    assert files["shared/jsonl.py"] == lineage.file_digest(_ROOT / "components/shared/jsonl.py")
+    files = lineage.code_files().keys()
+    assert {"report/report.html.jinja", "shared/page.css", "shared/jsonl.py"} <= files
     assert not [name for name in files if "__pycache__" in name]
 
 
@@ -73,17 +67,13 @@ def test_every_stage_and_environment_is_in_a_lineage_once() -> None:
     assert (len(report.stages), len(report.runs), len(report.environments), len(report.revisions)) == (4, 4, 2, 1)
     assert report.contains(left)
     assert not left.contains(right)
-    environment = report.environment("right")
-    assert environment
-    assert environment.packages == {"numpy": "2", "torch": "2"}
+    assert report.environment("right") == environment(packages={"numpy": "2", "torch": "2"})
     assert report.stage("left") == left.work
     assert (report.environment("other"), report.stage("other")) == (None, None)
 
 
 @pytest.mark.parametrize(("added", "is_kept"), [("rate = 1", True), ('token = "q8Zr2LxV0bTn5KpW"', False)])
-def test_a_patch_with_a_key_is_recorded_by_its_digest(
-    monkeypatch: pytest.MonkeyPatch, added: str, is_kept: bool
-) -> None:
+def test_a_patch_with_a_key_is_not_recorded(monkeypatch: pytest.MonkeyPatch, added: str, is_kept: bool) -> None:
     """Under every runner: lineage goes into the registry with every version."""
     patch = f"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -0,0 +1 @@\n+{added}\n"
     revision = Revision(commit="c0ffee", patch_digest="d1", patch=patch)

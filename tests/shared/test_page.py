@@ -1,34 +1,4 @@
-from pathlib import Path
-
-import pytest
-from jinja2 import UndefinedError
-from markupsafe import Markup
-
-from components.shared.page import count, percent, plural, render
-
-
-def page(folder: Path, content: str, **values: object) -> str:
-    """A page with nothing but `content`."""
-    template = folder / "made.html.jinja"
-    template.write_text(
-        '{% extends "page.html.jinja" %}{% block title %}T{% endblock %}{% block content %}'
-        + content
-        + "{% endblock %}"
-    )
-    return render(template, **values)
-
-
-def test_a_page_is_one_file_with_nothing_to_fetch(tmp_path: Path) -> None:
-    """It can be mailed, opened without a network, and shown where scripts are forbidden; values are escaped."""
-    html = page(tmp_path, "{{ bad }}{{ good }}", bad="<b>1</b>", good=Markup("<i>2</i>"))
-    assert html.startswith("<!doctype html>")
-    assert "<title>T</title>" in html
-    assert "prefers-color-scheme: dark" in html
-    assert "&lt;b&gt;1&lt;/b&gt;<i>2</i>" in html
-    for forbidden in ("http:", "https:", "<script", "<link", "@import", "url("):
-        assert forbidden not in html
-    with pytest.raises(UndefinedError, match="nothing_here"):
-        page(tmp_path, "{{ nothing_here }}")
+from components.shared.page import count, percent, plural
 
 
 def test_numbers_are_readable() -> None:

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,34 +12,24 @@ from components.shared.environment import CLUSTER_VARIABLE
 _LAST = "train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
 
 
-class _Clock:
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """A clock that each step moves; standard output is no terminal unless a test makes it one."""
-    clock = _Clock()
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=clock.monotonic))
+    clock = Mock(return_value=0.0)
+    monkeypatch.setattr(progress, "time", Mock(monotonic=clock))
     return clock
 
 
-def _run(clock: _Clock, *, total: int = 5, steps: int = 5, seconds: float = 1.0, skipped: int = 0) -> None:
+def _run(clock: Mock, *, total: int = 5, steps: int = 5, seconds: float = 1.0, skipped: int = 0) -> None:
     with progress.progress("train_sft", total) as shown:
-        if skipped:
-            shown.skip(skipped)
+        shown.skip(skipped)
         for step in range(steps):
-            clock.now += seconds
+            clock.return_value += seconds
             shown.advance(loss=1 / (step + 1), tokens_per_s=12345.6, phase="warm up")
     progress.say("train_sft", "done")
 
 
-def test_a_log_has_a_line_per_interval(
-    clock: _Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_per_interval(clock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With the steps, the figures and the time left; the last step has a line of its own."""
     monkeypatch.setattr(progress, "_INTERVAL_S", 2.0)
     _run(clock)
@@ -51,20 +41,16 @@ def test_a_log_has_a_line_per_interval(
     ]
 
 
-def test_the_time_left_is_estimated_from_this_runs_steps(clock: _Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_is_estimated_from_this_runs_steps(clock: Mock, capsys: pytest.CaptureFixture[str]) -> None:
     """Not from those of an earlier run, which took no time now."""
     _run(clock, total=1000, skipped=900, steps=1, seconds=100.0)
     assert capsys.readouterr().out.splitlines()[0].endswith("  2:45:00 left")
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_a_bar_and_no_lines_between(clock: Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would tear it; it is gone when the last line comes."""
-    terminal = _Terminal()
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stdout", terminal)
     _run(clock, seconds=100.0)
     drawn = terminal.getvalue()
@@ -81,9 +67,7 @@ def test_a_terminal_has_a_bar_and_no_lines_between(clock: _Clock, monkeypatch: p
         "train_grpo 906/20000  reward -0.0312  accuracy 0  length 1.06  kl 5.07  tokens per s 12,345  3:20 left",
     ],
 )
-def test_a_pod_prints_lines_that_its_log_window_shows(
-    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_a_pod_fit(text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """At most 72 characters each, from which `status` and `logs` make the text again; elsewhere it stays one line."""
     progress.say_line(text)
     assert capsys.readouterr().out == f"{text}\n"

@@ -34,25 +34,19 @@ class _Runs:
 
     @property
     def output(self) -> Path:
-        """The output of the run that was started last."""
         return self.folder / f"run-{self.number}/copy"
 
-    def run(self, *, reuse: Reuse = Reuse.ANY, **config: Any) -> dict[str, float]:
-        """Run the stage in the folder of another run."""
-        self.number += 1
-        return self.again(reuse=reuse, **config)
-
-    def again(self, *, reuse: Reuse, **config: Any) -> dict[str, float]:
-        """Run the stage in the folder of the run that was started last."""
+    def run(self, *, reuse: Reuse = Reuse.ANY, again: bool = False, **config: Any) -> dict[str, float]:
+        """Run the stage in the folder of another run, or again in that of the last one."""
+        self.number += not again
         self.output.parent.mkdir(exist_ok=True)
         self._monkeypatch.setenv(environment.JOURNAL_VARIABLE, str(self.output.parent / "journal.jsonl"))
         folders = {"source": self.folder / "source", "copy": self.output}
         return run(self._stage(), _Config(**config), folders, work_root=self.folder / "work", reuse=reuse)
 
     def event(self) -> dict[str, Any]:
-        """The last line of the journal of the run that was started last."""
-        event: dict[str, Any] = json.loads((self.output.parent / "journal.jsonl").read_text().splitlines()[-1])
-        return event
+        """The last line of the journal of the last run."""
+        return dict(json.loads((self.output.parent / "journal.jsonl").read_text().splitlines()[-1]))
 
     def _stage(self) -> Stage:
         def copy(config: _Config, *, source: Path, copy: Path) -> dict[str, float]:
@@ -93,8 +87,8 @@ def test_what_is_taken_has_the_lineage_of_this_runs_inputs(runs: _Runs) -> None:
     runs.run()
     assert runs.computed == 1
     taken = lineage.read(runs.output)
-    assert taken is not None
-    assert before is not None
+    assert taken
+    assert before
     assert taken.contains(again)
     assert taken.maker(taken.work.inputs["source"]) == again.work
     assert taken.run() == before.runs[0].model_copy(update={"of": taken.made_by})
@@ -111,7 +105,6 @@ def test_what_is_taken_has_the_lineage_of_this_runs_inputs(runs: _Runs) -> None:
         lambda folder: (folder / "run-1/copy/lineage.json").unlink(),
         lambda folder: (folder / "run-1/copy/lineage.json").write_text("{"),
     ],
-    ids=["input", "raw file", "no raw file", "no output", "no lineage", "damaged lineage"],
 )
 def test_what_has_changed_is_computed_again(runs: _Runs, change: Callable[[Path], object]) -> None:
     """An input, a file from outside the graph, or what was made."""
@@ -163,25 +156,21 @@ def test_what_an_earlier_attempt_has_finished_is_left_where_it_is(runs: _Runs) -
     assert runs.computed == 2
     inode = (runs.output / "text.txt").stat().st_ino
     (runs.folder / "raw.jsonl").write_text("[]")  # what is outside the graph was looked at when the run began
-    assert runs.again(reuse=Reuse.IN_PLACE) == {"files": 1.0}
+    assert runs.run(reuse=Reuse.IN_PLACE, again=True) == {"files": 1.0}
     assert runs.computed == 2
     assert (runs.output / "text.txt").stat().st_ino == inode
 
 
-def test_where_nothing_is_reused_nothing_is_written(runs: _Runs) -> None:
-    """Tasks of a cluster without the shared volume may write into their outputs alone."""
-    shutil.rmtree(runs.folder / "work")
-    runs.run(reuse=Reuse.NONE)
-    assert not (runs.folder / "work").exists()
-
-
 def test_a_result_outlives_the_run_that_computed_it(runs: _Runs) -> None:
-    """Where another run has taken it."""
+    """Where another run has taken it. Where nothing is reused nothing is written, as there is no shared volume."""
     runs.run()
     shutil.rmtree(runs.folder / "run-1")
     runs.run()
     assert runs.computed == 1
     assert runs.event()["reused_from"] == "run-1"
+    shutil.rmtree(runs.folder / "work")
+    runs.run(reuse=Reuse.NONE)
+    assert not (runs.folder / "work").exists()
 
 
 def test_code_that_a_stage_does_not_import_does_not_count() -> None:

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import platform
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -26,10 +25,14 @@ from components.shared.errors import (
     RetriesExhaustedError,
     RetryableError,
 )
+from components.shared.execution import person
 from components.shared.stage import PAUSES_S, Stage, main, run, with_retries
 from components.shared.task import run_task
 from tests.lineages import made
 
+_Command = Callable[..., None]
+_Output = pytest.CaptureFixture[str]
+_Patch = pytest.MonkeyPatch
 _NEW = {"out/first/a.txt": "new", "out/first/lineage.json": "", "second/b.txt": "new", "second/lineage.json": ""}
 
 
@@ -57,18 +60,21 @@ def _stage(then: Callable[[], object] | BaseException = lambda: None) -> Stage:
 @pytest.fixture
 def folders(tmp_path: Path) -> dict[str, Path]:
     """The folders of the stage; its input is there."""
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source/text.txt").write_text("new")
-    return {"source": tmp_path / "source", "first": tmp_path / "out/first", "second": tmp_path / "second"}
+    source = _folder(tmp_path / "source", "text.txt", "new")
+    return {"source": source, "first": tmp_path / "out/first", "second": tmp_path / "second"}
+
+
+def _folder(path: Path, name: str, text: str) -> Path:
+    path.mkdir(parents=True)
+    (path / name).write_text(text)
+    return path
 
 
 @pytest.fixture
 def earlier(tmp_path: Path, folders: dict[str, Path]) -> dict[str, str]:
     """The outputs of an earlier run, with a file that a later one does not write."""
     for name in ("first", "second"):
-        folders[name].mkdir(parents=True)
-        (folders[name] / "old.txt").write_text("old")
-        lineage.write(folders[name], made("copy"))
+        lineage.write(_folder(folders[name], "old.txt", "old"), made("copy"))
     return _files(tmp_path)
 
 
@@ -84,9 +90,7 @@ def _files(folder: Path) -> dict[str, str]:
 @pytest.mark.usefixtures("earlier")
 def test_outputs_replace_earlier_ones_when_the_stage_is_done(tmp_path: Path, folders: dict[str, Path]) -> None:
     """Not before, and as a whole: no file of an earlier or a killed run stays among the new ones."""
-    leftover = tmp_path / ".second.partial"
-    leftover.mkdir()
-    (leftover / "half.txt").write_text("half")
+    _folder(tmp_path / ".second.partial", "half.txt", "half")
     during: list[bool] = []
     stage = _stage(lambda: during.append((tmp_path / "second/old.txt").exists()))
     assert run(stage, CopyConfig(), folders) == {"files": 2.0}
@@ -94,9 +98,7 @@ def test_outputs_replace_earlier_ones_when_the_stage_is_done(tmp_path: Path, fol
     assert _files(tmp_path) == _NEW
 
 
-def test_every_file_is_on_disk_before_an_output_is_renamed(
-    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_file_is_on_disk_before_an_output_is_renamed(folders: dict[str, Path], monkeypatch: _Patch) -> None:
     """All outputs are synced first, then each is renamed."""
     calls = Mock()
     for name in ("sync_tree", "replace"):
@@ -139,8 +141,7 @@ def test_an_output_that_would_destroy_something_is_refused_first(tmp_path: Path,
     """Files at a mistyped path stay there, inputs above all."""
     source = tmp_path / "outside/source"
     for folder in (source, tmp_path / "mine"):
-        folder.mkdir(parents=True)
-        (folder / "a.txt").write_text("mine")
+        _folder(folder, "a.txt", "mine")
     lineage.write(tmp_path / "outside", made("copy"))
     (tmp_path / "a_file").write_text("mine")
     (tmp_path / "a_link").symlink_to(tmp_path / "mine")
@@ -176,12 +177,10 @@ def test_equal_runs_have_equal_lineage(tmp_path: Path, folders: dict[str, Path])
     assert here.model_dump(exclude={"runs"}) == there.model_dump(exclude={"runs"})
     assert (here.work.stage, here.work.config) == ("copy", {"seed": 1})
     source = here.work.inputs["source"]
-    assert source.digest == lineage.digest(folders["source"])
-    assert here.maker(source) == raw.work
-    its_run = here.run()
-    assert its_run
+    assert (source.digest, here.maker(source)) == (lineage.digest(folders["source"]), raw.work)
+    (its_run,) = here.runs
     assert its_run.started <= its_run.finished < datetime.now(UTC)
-    assert its_run.by.endswith(f"@{platform.node()}")
+    assert its_run.by == person()
 
 
 @pytest.fixture
@@ -189,16 +188,6 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The journal of a run."""
     monkeypatch.setenv(environment.JOURNAL_VARIABLE, str(tmp_path / "journal.jsonl"))
     return tmp_path / "journal.jsonl"
-
-
-def test_the_journal_has_the_start_and_the_end_of_a_stage(folders: dict[str, Path], journal: Path) -> None:
-    """One line per event, with the outputs, and the seconds and metrics at the end."""
-    run(_stage(), CopyConfig(), folders)
-    started, finished = map(json.loads, journal.read_text().splitlines())
-    outputs = {name: str(folders[name]) for name in ("first", "second")}
-    assert started == {"stage": "copy", "event": "started", "outputs": outputs}
-    assert finished.pop("seconds") >= 0
-    assert finished == {"stage": "copy", "event": "finished", "metrics": {"files": 2.0}}
 
 
 @pytest.fixture
@@ -215,19 +204,6 @@ def command(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callab
     return run_command
 
 
-def test_a_stage_is_a_command_with_an_option_per_folder(
-    tmp_path: Path, command: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The params file is params.yaml by default."""
-    with pytest.raises(SystemExit, match="2"):
-        command(_stage())
-    assert "the following arguments are required: --second" in capsys.readouterr().err
-    command(_stage(), "--second", "second")
-    recorded = lineage.read(tmp_path / "second")
-    assert recorded is not None
-    assert recorded.work.config == {"seed": 1}
-
-
 @pytest.mark.parametrize(
     ("error", "exit_code", "line"),
     [
@@ -241,19 +217,15 @@ def test_a_stage_is_a_command_with_an_option_per_folder(
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
 def test_an_error_is_one_line_and_an_exit_code(
-    command: Callable[..., None],
-    journal: Path,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    exit_code: int,
-    line: str,
+    command: _Command, journal: Path, capsys: _Output, error: Exception, exit_code: int, line: str
 ) -> None:
     """2: correct something, 3: a missed gate, 75: try again. The journal has it too, unless its disk is full."""
     with pytest.raises(SystemExit) as ended:
         command(_stage(error), "--second", "second")
     assert ended.value.code == exit_code
     assert capsys.readouterr() == ("", f"error: copy: {line}\n")
-    failed = json.loads(journal.read_text().splitlines()[-1])
+    started, failed = map(json.loads, journal.read_text().splitlines())
+    assert started == {"stage": "copy", "event": "started", "outputs": {"first": "out/first", "second": "second"}}
     assert failed == {"stage": "copy", "event": "failed", "error": line, "exit_code": exit_code}
     journal.unlink()
     journal.mkdir()  # it cannot be written any more
@@ -262,26 +234,22 @@ def test_an_error_is_one_line_and_an_exit_code(
 
 
 @pytest.mark.parametrize("error", [ValueError("unexpected"), OSError("without a number")])
-def test_a_bug_keeps_its_traceback(command: Callable[..., None], error: Exception) -> None:
+def test_a_bug_keeps_its_traceback(command: _Command, error: Exception) -> None:
     """It is not disguised as a mistake of the user."""
-    with pytest.raises(type(error)) as raised:
+    with pytest.raises(type(error), match=str(error)):
         command(_stage(error), "--second", "second")
-    assert raised.value is error
 
 
 @pytest.mark.parametrize(
     ("error", "last_lines"),
     [
         (
-            PipelineError(
-                "no learning signal in the last 30 steps: the rewards of each group were all equal (mean reward 0). "
-                "Train on problems that the reference sometimes solves; do not start again"
-            ),
+            PipelineError(f"no learning signal {'in 30 ' * 9}steps (reward 0). Train on other problems; do not repeat"),
             [
-                "error: copy: no learning signal in the last 30 steps: the rewards of",
-                "  each group were all equal (mean reward 0).",
-                "  Train on problems that the reference sometimes solves;",
-                "  do not start again",
+                f"error: copy: no learning signal {'in 30 ' * 6}in",
+                "  30 in 30 in 30 steps (reward 0).",
+                "  Train on other problems;",
+                "  do not repeat",
             ],
         ),
         (
@@ -289,14 +257,9 @@ def test_a_bug_keeps_its_traceback(command: Callable[..., None], error: Exceptio
             ["error: copy: ValueError: unexpected;", "  this looks like a bug: its traceback is above"],
         ),
     ],
-    ids=["long", "a bug"],
 )
 def test_the_log_of_a_failed_task_ends_with_the_reason(
-    command: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    last_lines: list[str],
+    command: _Command, capsys: _Output, monkeypatch: _Patch, error: Exception, last_lines: list[str]
 ) -> None:
     """What, why and what to do begin on lines of their own, none wider than the log window of Kubeflow's page."""
     monkeypatch.setenv(CLUSTER_VARIABLE, "10.0.0.1")
@@ -325,24 +288,13 @@ _STALE = OSError(errno.ESTALE, "Stale file handle", "/work/x")
 
 
 @pytest.fixture
-def pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Be in a pod of Kubeflow."""
+def pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Be in a pod of Kubeflow, with the umask of Argo's tasks."""
     monkeypatch.setenv(environment.POD_VARIABLE, "launcher-1")
     monkeypatch.setenv(environment.WORK_VARIABLE, str(tmp_path / "outputs/work"))
-
-
-class Attempts:
-    """Fails with each of the errors in turn, and then succeeds."""
-
-    def __init__(self, *errors: Exception) -> None:
-        self.left = list(errors)
-        self.count = 0
-
-    def __call__(self) -> None:
-        """Make one."""
-        self.count += 1
-        if self.left:
-            raise self.left.pop(0)
+    before = os.umask(0)
+    yield
+    os.umask(before)
 
 
 @pytest.mark.usefixtures("pod")
@@ -357,14 +309,12 @@ class Attempts:
         ((ValueError("a bug"),), 1),
     ],
 )
-def test_only_a_transient_error_is_retried(
-    errors: tuple[Exception, ...], count: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_transient_error_is_retried(errors: tuple[Exception, ...], count: int, capsys: _Output) -> None:
     """After a pause each time, with a line in the log, and not for ever."""
-    attempts, slept = Attempts(*errors), list[float]()
+    attempts, slept = Mock(side_effect=[*errors, None]), list[float]()
     with pytest.raises(type(errors[-1])) if count <= len(errors) else nullcontext():
         with_retries("register", attempts, slept.append)
-    assert attempts.count == count
+    assert attempts.call_count == count
     assert slept == list(PAUSES_S[: count - 1])
     printed = capsys.readouterr().out
     assert printed.count("trying again in") == count - 1
@@ -375,11 +325,15 @@ def test_only_a_transient_error_is_retried(
 def test_nothing_is_retried_on_a_laptop() -> None:
     """A person is there to do it."""
     with pytest.raises(RetryableError):
-        with_retries("register", Attempts(_BUSY), lambda _: pytest.fail("it slept"))
+        with_retries("register", Mock(side_effect=_BUSY), lambda _: pytest.fail("it slept"))
 
 
-def _writing(attempt: Callable[[], object] = lambda: None) -> Stage:
-    """A stage with unfinished work."""
+@pytest.mark.usefixtures("pod")
+@pytest.mark.parametrize("on_cluster", [True, False])
+def test_a_task_takes_plain_values_and_retries(tmp_path: Path, monkeypatch: _Patch, on_cluster: bool) -> None:
+    """Kubeflow passes floats for integers and paths as text. Other pods of the volume read its files, no others."""
+    monkeypatch.setattr(contract, "PAUSES_S", (0.0,))
+    attempt = Mock(side_effect=[PipelineError("unfinished"), _BUSY, None])
 
     def write(config: CopyConfig, *, model: Path, work: Path) -> dict[str, float]:
         for folder in (model, work):
@@ -388,37 +342,17 @@ def _writing(attempt: Callable[[], object] = lambda: None) -> Stage:
         attempt()
         return {"seed": config.seed}
 
-    return Stage("write", write, CopyConfig, {}, ("model",), has_work=True)
+    def run_it() -> dict[str, float]:
+        if on_cluster:
+            cluster = {"image": "gpu:1", "mount": str(tmp_path)}
+            return cluster_task.run_task(stage, {"seed": 3.0}, artifact, cluster=cluster, run_id="run-1").metrics
+        return run_task(stage, {"seed": 3.0}, artifact).metrics
 
-
-def _run_task(stage: Stage, folder: Path, *, on_cluster: bool) -> dict[str, float]:
-    artifact = str(folder / "out")
-    if on_cluster:
-        cluster = {"image": "gpu:1", "mount": str(folder)}
-        return cluster_task.run_task(stage, {"seed": 3.0}, artifact, cluster=cluster, run_id="run-1").metrics
-    return run_task(stage, {"seed": 3.0}, artifact).metrics
-
-
-@pytest.fixture
-def umask() -> Iterator[None]:
-    """That of Argo's tasks."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
-@pytest.mark.usefixtures("pod", "umask")
-@pytest.mark.parametrize("on_cluster", [True, False])
-def test_a_task_takes_plain_values_and_retries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cluster: bool
-) -> None:
-    """Kubeflow passes floats for integers and paths as text. Other pods of the volume read its files, no others."""
-    monkeypatch.setattr(contract, "PAUSES_S", (0.0,))
+    stage, artifact = Stage("write", write, CopyConfig, {}, ("model",), has_work=True), str(tmp_path / "out")
     with pytest.raises(SystemExit):
-        _run_task(_writing(Attempts(PipelineError("unfinished"))), tmp_path, on_cluster=on_cluster)
-    attempts = Attempts(_BUSY)
-    assert _run_task(_writing(attempts), tmp_path, on_cluster=on_cluster) == {"seed": 3}
-    assert attempts.count == 2
+        run_it()
+    assert run_it() == {"seed": 3}
+    assert attempt.call_count == 3
     assert (tmp_path / "out/model/deep/weights").read_text() == "learned"
     modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.rglob("*")}
     assert modes == {(True, 0o775), (False, 0o664)}

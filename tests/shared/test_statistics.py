@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,16 +62,6 @@ def test_paired_p_value_is_the_score_test_under_the_likeliest_discordance(counts
     assert paired_gain_p(counts, gain) == pytest.approx(expected, abs=2e-3)
 
 
-def test_paired_interval_contains_the_published_one() -> None:
-    """Tango's 95 % limits for 1 and 7 discordant of 21 are published as 0.026 and 0.517.
-
-    The correction widens them by about one problem in 21.
-    """
-    low, high = paired_gain_interval(PairedCounts(1, 1, 7, 12))
-    assert -0.04 < low < 0.026
-    assert 0.517 < high < 0.58
-
-
 @given(COUNTS, st.sampled_from([0.01, 0.05, 0.1]))
 def test_bound_and_p_value_say_the_same(counts: PairedCounts, level: float) -> None:
     """Every gain below the bound is rejected, none above it; swapping the models mirrors the interval."""
@@ -87,20 +76,6 @@ def test_bound_and_p_value_say_the_same(counts: PairedCounts, level: float) -> N
     assert low <= counts.gain <= high
     swapped = PairedCounts(counts.both, counts.only_second, counts.only_first, counts.neither)
     assert paired_gain_interval(swapped) == pytest.approx((-high, -low), abs=1e-9)
-
-
-@pytest.mark.parametrize("total", [20, 60, 200])
-def test_no_true_gain_is_rejected_more_often_than_the_level(total: int) -> None:
-    """Exact, over all outcomes, at every boundary and discordance, from nearly none (near a ceiling) to nearly all."""
-    splits = [(first, number - first) for number in range(total + 1) for first in range(number + 1)]
-    counts = [PairedCounts(0, first, second, total - first - second) for first, second in splits]
-    first, second = np.array(splits).T
-    for gain in (-0.05, -0.02, 0.0, 0.02, 0.1):
-        p_values = np.array([paired_gain_p(each, gain) for each in counts])
-        for discordant in np.geomspace(max(abs(gain), 0.01) * (1 + 1e-9), 0.9, 12):
-            odds = binom.pmf(first + second, total, discordant)
-            outcomes = odds * binom.pmf(second, first + second, (discordant + gain) / discordant / 2)
-            assert all(outcomes[p_values <= level].sum() <= level for level in (0.05, 0.025, 0.01))
 
 
 def test_holm_divides_the_level_by_the_hypotheses_that_are_left() -> None:

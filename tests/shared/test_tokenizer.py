@@ -14,32 +14,26 @@ from tokenizers import Tokenizer
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
-from components.shared.problem import Problem, Split
+from components.shared.problem import Problem
 from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
+from tests import tiny
 
 
 def _model(base: str, prompt: str = "Solve:\n{question}\n") -> ModelConfig:
     return ModelConfig(base=base, prompt=prompt, answer=AnswerPolicy.DECLARED)
 
 
-def _problem(
-    number: int, question: str = "Ada has {} apples and gets {} more. How many apples has she now?"
-) -> Problem:
-    return Problem(
-        id=f"sums/train/{number}",
-        source="sums",
-        split=Split.TRAIN,
-        question=question.format(number, number + 1),
-        solution=f"{number}+{number + 1}={2 * number + 1}\n#### {2 * number + 1}",
-        answer=str(2 * number + 1),
-        subject="",
-        level=None,
-    )
+def _problem(number: int) -> Problem:
+    """A sum as a story."""
+    question = f"Ada has {number} apples and gets {number + 1} more. How many apples has she now?"
+    solution = f"{number}+{number + 1}={2 * number + 1}\n#### {2 * number + 1}"
+    return tiny.problem(number).model_copy(update={"question": question, "solution": solution})
 
 
 _PROBLEMS = [_problem(number) for number in range(60)]
 _WORDS, _BYTE_PAIRS = _model("scratch:tiny"), _model("scratch:math")
-_WORD_TOKENIZER, _BYTE_PAIR_TOKENIZER = (tokenizer_for(model, _PROBLEMS) for model in (_WORDS, _BYTE_PAIRS))
+TOKENIZERS = [tokenizer_for(model, _PROBLEMS) for model in (_WORDS, _BYTE_PAIRS)]
+_WORD_TOKENIZER, _BYTE_PAIR_TOKENIZER = TOKENIZERS
 
 
 def _survives(tokenizer: Tokenizer, text: str) -> bool:
@@ -90,13 +84,12 @@ def test_the_prompt_is_learned_too() -> None:
 def test_equal_problems_give_an_equal_tokenizer() -> None:
     """Byte for byte, also in a process where sets have another order."""
     code = (
-        "from tests.shared import test_tokenizer as each; "
-        "print(each._WORD_TOKENIZER.to_str(), each._BYTE_PAIR_TOKENIZER.to_str(), sep='\\n', end='')"
+        "from tests.shared.test_tokenizer import *; print(*(each.to_str() for each in TOKENIZERS), sep='\\n', end='')"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     command, root = [sys.executable, "-c", code], Path(__file__).parents[2]
     printed = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True).stdout
-    assert printed == f"{_WORD_TOKENIZER.to_str()}\n{_BYTE_PAIR_TOKENIZER.to_str()}"
+    assert printed == "\n".join(each.to_str() for each in TOKENIZERS)
 
 
 @pytest.mark.slow

@@ -53,13 +53,6 @@ def test_what_is_no_block_at_the_end_calls_nothing(text: str) -> None:
     assert find_calls(text, "fenced") == []
 
 
-@pytest.mark.parametrize("text", ["```\n1+1\n```\n", "Let me see:\n```\n"])
-def test_a_block_without_a_name_says_what_is_missing(text: str) -> None:
-    """It ended the turn, so the model has to be answered."""
-    (call,) = find_calls(text, "fenced")
-    assert call.error == "A block that calls a tool begins with three backticks and the name of the tool."
-
-
 def test_the_calls_in_json_are_found_in_their_order() -> None:
     """Wherever they stand but in a thought; one that cannot be read is among them."""
     first = '{"name": "search", "arguments": {"query": "a"}}'
@@ -76,6 +69,8 @@ def test_the_calls_in_json_are_found_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("```\n1+1\n```\n", "begins with three backticks and the name of the tool."),
+        ("Let me see:\n```\n", "begins with three backticks and the name of the tool."),
         (_json("{'name': 1}"), "is not valid JSON (Expecting property name"),
         (_json("[" * 100_000), "is not valid JSON"),
         (_json("1" * 10_000), "is not valid JSON"),
@@ -84,18 +79,14 @@ def test_the_calls_in_json_are_found_in_their_order() -> None:
     ],
 )
 def test_a_malformed_call_says_what_is_wrong_and_what_is_accepted(text: str, message: str) -> None:
-    """To the model, in a few words."""
-    (call,) = find_calls(text, "tool_call")
+    """To the model, in a few words. Without a format both kinds are found; a message calls nothing."""
+    (call,) = find_calls(text, None)
     assert message in call.error
-    assert call.error.endswith('Write {"name": NAME, "arguments": {...}} between <tool_call> and </tool_call>.')
     assert len(call.error) < 400
-
-
-def test_without_a_format_both_kinds_are_found() -> None:
-    """That in JSON first; a message calls nothing."""
-    assert find_calls(FENCED, None) == [Call("calculator", block="37*48")]
-    assert find_calls(_json('{"name": "a", "arguments": {}}'), None) == [Call("a")]
-    assert find_calls(FENCED, "message") == []
+    assert [call] == find_calls(text, "tool_call" if "<tool_call>" in text else "fenced")
+    assert find_calls(text, "message") == []
+    if "<tool_call>" in text:
+        assert call.error.endswith('Write {"name": NAME, "arguments": {...}} between <tool_call> and </tool_call>.')
 
 
 def test_the_text_of_a_call_is_its_block_or_its_argument() -> None:
@@ -141,10 +132,10 @@ def test_a_fenced_call_is_written_in_json() -> None:
 def test_a_function_is_shown_as_a_json_schema() -> None:
     """In one order, whatever order its arguments were written in."""
     arguments = {"unit": FunctionArgument(required=False), "city": FunctionArgument(description="Where.")}
-    schema = Function(name="weather", description="Tells the weather.", arguments=arguments).json_schema
+    schema = Function(name="weather", description="Tells.", arguments=arguments).json_schema
     properties = {"city": {"type": "string", "description": "Where."}, "unit": {"type": "string"}}
     parameters = {"type": "object", "properties": properties, "required": ["city"]}
-    function = {"name": "weather", "description": "Tells the weather.", "parameters": parameters}
+    function = {"name": "weather", "description": "Tells.", "parameters": parameters}
     assert schema == {"type": "function", "function": function}
 
 
@@ -157,10 +148,7 @@ def test_a_function_is_shown_as_a_json_schema() -> None:
         ({"environment": "calculator", "functions": [{"name": "x"}]}, "tools: functions: calculator has its own"),
         ({"environment": "feedback", "call_format": "fenced"}, "tools: call_format: feedback does not use tool calls"),
         ({"environment": "calculator", "call_format": "message"}, "tools: call_format: calculator answers calls"),
-        (
-            {"environment": "feedback", "max_turns": 2, "arguments": {"num_tries": 3}},
-            "tools: arguments.num_tries: is more than max_turns",
-        ),
+        ({"environment": "feedback", "arguments": {"num_tries": 5}}, "tools: arguments.num_tries: is more than max_tu"),
         ({"environment": "calculator", "call_format": "tool_call"}, ": tools.call_format: tool_call is for chat templ"),
         ({"environment": "feedback", "arguments": {"answer": "boxed"}}, ": tools.arguments.answer: is boxed"),
     ],

@@ -22,15 +22,13 @@ from tests.presets import preset
         ("fatal: unable to access 'https://git.example/': The requested URL returned error: 403", PipelineError),
     ],
 )
-def test_a_server_that_is_away_is_distinguished_from_one_that_refuses(
+def test_absence_differs_from_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, kind: type[PipelineError]
 ) -> None:
     """Only the first is worth another attempt."""
-    program = tmp_path / "bin" / "git"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "{printed}" >&2\nexit 128\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    (tmp_path / "git").write_text(f'#!/bin/sh\necho "{printed}" >&2\nexit 128\n')
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(PipelineError) as raised:
         Workspace(tmp_path, tmp_path).git("push")
     assert (type(raised.value), str(raised.value)) == (kind, f"git: {printed.removeprefix('fatal: ')}")

@@ -3,11 +3,10 @@
 import json
 import os
 import re
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from unittest.mock import Mock, call
 
 import pytest
@@ -81,8 +80,11 @@ class _Training:
         return self.calls[-1]
 
     def unfinished(self) -> list[Path]:
-        """All folders of unfinished work."""
         return [path for path in self.root.glob("*/*") if path.is_dir()]
+
+
+_Output = pytest.CaptureFixture[str]
+_Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -104,9 +106,7 @@ def test_unfinished_work_is_kept_until_the_stage_has_finished(training: _Trainin
     assert training.run() == 0
 
 
-def test_the_journal_names_the_folder_in_which_a_training_can_be_watched(
-    training: _Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_journal_names_the_folder_to_watch(training: _Training, monkeypatch: _Patch) -> None:
     """It names the run, too. Without a checkpoint there is nothing to resume, and the folder is removed."""
     journal = training.folder / "evening/journal.jsonl"
     journal.parent.mkdir()
@@ -128,14 +128,13 @@ def test_the_place_of_unfinished_work(training: _Training, monkeypatch: pytest.M
     leftover = training.root / "train/.0123456789abcdef.removed"
     leftover.mkdir(parents=True)
     training.run()
-    (folder,) = training.calls
-    assert folder.parent == training.root / "train"
-    assert re.fullmatch("[0-9a-f]{16}", folder.name)
     assert not leftover.exists()
     monkeypatch.chdir(training.folder)
     monkeypatch.delenv(WORK_VARIABLE)
     training.run()
-    assert training.calls[-1] == Path("outputs/work/train") / folder.name
+    first, second = training.calls
+    assert (first.parent, second.parent) == (training.root / "train", Path("outputs/work/train"))
+    assert first.name == second.name
 
 
 def test_only_the_same_work_is_resumed(training: _Training, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,56 +162,31 @@ def test_inputs_are_hashed_once(training: _Training, monkeypatch: pytest.MonkeyP
     assert digest.call_args_list == [call(training.folder / "source"), call(training.folder / "out/model")]
 
 
-class _First:
-    """A run in another thread that has the work folder, and ends as soon as the second one waits for it."""
-
-    def __init__(self, training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None) -> None:
-        self.output: list[str] = []
-        self._started, self._enough = threading.Event(), threading.Event()
-        monkeypatch.setattr(work, "say", self._say)
-        self._thread = threading.Thread(target=self._run, args=(training, failure))
-        self._thread.start()
-        assert self._started.wait(30)
-
-    def _run(self, training: _Training, failure: BaseException | None) -> None:
-        def block() -> None:
-            self._started.set()
-            assert self._enough.wait(30)
-
-        with suppress(RetryableError):
-            training.run(failure, before_end=block)
-
-    def _say(self, stage: str, message: str) -> None:
-        self.output.append(message)
-        if "waiting" in message:
-            self._enough.set()
-
-    def end(self) -> None:
-        self._enough.set()
-        self._thread.join()
-
-
 @pytest.mark.parametrize("failure", [None, RetryableError("a peer was lost")], ids=["finished", "failed"])
-def test_a_run_waits_for_another_of_the_same_work(
-    training: _Training, monkeypatch: pytest.MonkeyPatch, failure: BaseException | None
-) -> None:
+def test_a_run_waits_for_another_of_the_same_work(training: _Training, monkeypatch: _Patch, failure: Any) -> None:
     """It takes that one's result with its metrics, or resumes what it left unfinished; earlier runs do not matter."""
     training.run(output="earlier")
-    training.calls.clear()
-    first = _First(training, monkeypatch, failure)
+    folder = training.calls.pop()
+    lock = durable.lock_folder(folder / "run.lock", owner="run 0f1e2d3c")
+    output: list[str] = []
+
+    def say(stage: str, message: str) -> None:
+        output.append(message)
+        if "waiting" in message:  # now the other run goes on
+            lock.release()
+            with suppress(RetryableError):
+                training.run(failure)
+
+    monkeypatch.setattr(work, "say", say)
     assert training.run(output="deep/another") == (0 if failure is None else 3)
-    first.end()
     owner = rf"run 0f1e2d3c \(process {os.getpid()} on \S+\)"
-    message = rf"waiting for the result of {owner}, which does the same work in {training.calls[0]}"
-    assert re.fullmatch(message, first.output[0])
+    assert re.fullmatch(rf"waiting for the result of {owner}, which does the same work in {folder}", output[0])
     assert len(training.calls) == (1 if failure is None else 2)
     assert (training.folder / "deep/another/weights.txt").read_text() == "trained"
     assert training.unfinished() == []
 
 
-def test_unfinished_work_of_the_same_data_that_is_not_resumed_is_described(
-    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_unfinished_work_is_described(training: _Training, capsys: _Output, monkeypatch: _Patch) -> None:
     """One short line, and in a file the folder, its step, and how it differs; work on other data is not mentioned."""
     other = training.fail()
     monkeypatch.setattr(lineage, "stage_files", lambda stage: {"train_grpo/loss.py": "another", "new.py": "new"})
@@ -227,39 +201,22 @@ def test_unfinished_work_of_the_same_data_that_is_not_resumed_is_described(
     assert capsys.readouterr().out == ""
 
 
-def test_unfinished_work_of_runs_with_another_name_is_not_mentioned(
-    training: _Training, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The name is that without its time, in front or behind; of many folders on a volume few concern a run."""
-    for number, (name, is_printed) in enumerate(
-        {
-            "20261126T014055Z-smoke": False,
-            "20261127T120000Z-smoke": True,
-            "smoke-20261127T130000Z": True,
-            "20261127T120000Z-large": False,
-        }.items()
-    ):
+def test_unfinished_work_of_another_name_is_not_mentioned(training: _Training, monkeypatch: _Patch) -> None:
+    """The name is that without its time, in front or behind; but Kubeflow gives every run another name."""
+    first = "20261126T014055Z-smoke"
+    names = {first: False, "20261127T120000Z-smoke": True, "smoke-20261127T130000Z": True, "20261127T12Z-large": False}
+    for number, (name, is_described) in enumerate(names.items()):
         journal = training.folder / name / "journal.jsonl"
         journal.parent.mkdir()
         monkeypatch.setenv(JOURNAL_VARIABLE, str(journal))
-        folder = training.fail(seed=number)
-        assert capsys.readouterr().out == (_not_resumed(folder) if is_printed else ""), name
-        if is_printed:
-            assert "(run 20261126T014055Z-smoke): step 40: " in (folder / NOT_RESUMED).read_text()
-
-
-def test_unfinished_work_of_a_cloned_run_on_a_cluster_is_described(
-    training: _Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kubeflow gives every run another name."""
-    monkeypatch.setenv(RUN_NAME_VARIABLE, "Run of grpo (1a2b3)")
-    training.fail()
+        file = training.fail(seed=number) / NOT_RESUMED
+        assert (f"(run {first}): step 40: " in file.read_text()) if is_described else not file.exists()
+    monkeypatch.delenv(JOURNAL_VARIABLE)
     monkeypatch.setenv(RUN_NAME_VARIABLE, "Clone of Run of grpo (1a2b3)")
-    folder = training.fail(seed=1)
-    assert "(run Run of grpo (1a2b3)): step 40: " in (folder / NOT_RESUMED).read_text()
+    assert f"(run {first}): step 40: " in (training.fail(seed=9) / NOT_RESUMED).read_text()
 
 
-def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: _Output) -> None:
     """Nobody has abandoned it."""
     lock = durable.lock_folder(training.fail() / "run.lock")
     training.run(seed=1)
@@ -275,7 +232,7 @@ def test_work_with_a_file_of_the_user_starts_again_when_it_has_changed(training:
     training.sources = {"mine:reward": Material(sha256="2")}
     assert training.run() == 0
     made_by = lineage.read(training.folder / "out/model")
-    assert made_by is not None
+    assert made_by
     assert made_by.work.materials == training.sources
 
 

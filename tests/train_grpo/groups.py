@@ -1,6 +1,5 @@
 """Completions with the rewards and steps that a test wants."""
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,9 +59,8 @@ def scored(
 def graded(answer: str, response: Completion) -> ScoredCompletion:
     """Return a completion with its grade, rewarded for being right."""
     result = grade_text(answer, response.text, AnswerPolicy.DECLARED) if response.finished else grade(Verdict.WRONG)
-    return ScoredCompletion(
-        response, result, (Step(response.num_tokens, outcome(result)),), {"accuracy": (outcome(result),)}
-    )
+    worth = outcome(result)
+    return ScoredCompletion(response, result, (Step(response.num_tokens, worth),), {"accuracy": (worth,)})
 
 
 def group(*scored_g: ScoredCompletion) -> Group:
@@ -72,9 +70,8 @@ def group(*scored_g: ScoredCompletion) -> Group:
 
 def rewarded(*rewards: float, lengths: Sequence[int] | None = None) -> Group:
     """Return a group of completions with one accuracy reward each."""
-    lengths = lengths or [3] * len(rewards)
-    each = zip(rewards, lengths, strict=True)
-    return group(*(scored({"accuracy": [reward]}, num_tokens=length) for reward, length in each))
+    pairs = zip(rewards, lengths or [3] * len(rewards), strict=True)
+    return group(*(scored({"accuracy": [reward]}, num_tokens=length) for reward, length in pairs))
 
 
 def shortness(problem: Any, response: Completion, grade: Any) -> float:
@@ -83,10 +80,10 @@ def shortness(problem: Any, response: Completion, grade: Any) -> float:
     return -len(response.text) / 10
 
 
-async def random_judge(problem: Any, response: Completion, grade: Any) -> float:
-    """A custom reward that is another each time that it is asked."""
+async def patient(problem: Any, response: Completion, grade: Any) -> float:
+    """A custom reward that waits for a server, as far as the run knows."""
     del problem, response, grade
-    return random.SystemRandom().random()
+    return 1.0
 
 
 @step_reward

@@ -35,9 +35,9 @@ class OwnWeights(VllmServers):
         *,
         stale: bool = False,
         weights_by: WeightsBy = "folder",
+        synchronise: Synchronise = "weights",
     ) -> None:
-        self.synchronise: Synchronise = "weights"
-        self._start = folder
+        self.synchronise, self._start = synchronise, folder
         self._tokens, self._stale, self.weights_by = checkpoint, stale, weights_by
         self._model = load(folder, dtype=torch.float32).model
         self.versions: list[int] = []
@@ -47,10 +47,9 @@ class OwnWeights(VllmServers):
     def _complete(self, request: Request) -> list[SampledTokens]:
         checkpoint = replace(self._tokens, model=use_packed_attention(self._model))
         n, temperature, max_tokens, seed = (request.params[key] for key in ("n", "temperature", "max_tokens", "seed"))
-        rollout = RolloutContext(
-            checkpoint, Sampling(num_samples=n, temperature=temperature, max_new_tokens=max_tokens, seed=seed)
-        )
-        rows = [Trajectory(rollout, tiny.PROBLEMS[0], request.prompt_ids) for _ in range(n)]
+        sampling = Sampling(num_samples=n, temperature=temperature, max_new_tokens=max_tokens, seed=seed)
+        context = RolloutContext(checkpoint, sampling)
+        rows = [Trajectory(context, tiny.PROBLEMS[0], request.prompt_ids) for _ in range(n)]
         generator = torch.Generator().manual_seed(seed)
         uniform_RT = torch.rand(n, max_tokens, dtype=torch.float64, generator=generator)
         Decoding(checkpoint, [request.prompt_ids], n, temperature).run(rows, uniform_RT)
@@ -93,11 +92,8 @@ class OwnWeights(VllmServers):
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `VllmServers`."""
         scorer = LogprobModel(self._model, temperature=temperature)
-        logprobs = []
-        for sequence in sequences:
-            batches = tiny.batches([sequence], 1000)
-            logprobs.append(completion_logprobs(scorer, batches, len(sequence.completion_ids)).tolist())
-        return {"a copy": logprobs}
+        numbers = [(tiny.batches([each], 1000), len(each.completion_ids)) for each in sequences]
+        return {"a copy": [completion_logprobs(scorer, *each).tolist() for each in numbers]}
 
     def sleep(self) -> None:
         """Hold no memory of a GPU."""

@@ -33,6 +33,15 @@ def rows(folder: Path, name: str = "steps") -> list[dict[str, Any]]:
     return [row for _, row in jsonl.read_rows(folder / "training" / f"{name}.jsonl")]
 
 
+class OneOf(Ranks):
+    """One of several processes, by itself: the others have the same."""
+
+    def all_gather(self, value: Any, what: str) -> list[Any]:
+        """See `Ranks`."""
+        del what
+        return [value] * self.world_size
+
+
 def in_processes(count: int, work: Callable[[Ranks], _T]) -> list[_T]:
     """Return what some processes return, each of which is a thread here."""
     slots: list[Any] = [None] * count

@@ -5,17 +5,9 @@ from typing import Any
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
 from tests import tiny
 
-SERVERS = {
-    "num_servers": 1,
-    "devices": None,
-    "max_tokens": 64,
-    "cache_gib": 0.1,
-    "compile": False,
-    "start_deadline_s": 1,
-    "request_deadline_s": 1,
-    "lost_deadline_s": 1,
-    "weights_by": "folder",
-}
+_DEADLINES = {"start_deadline_s": 1, "request_deadline_s": 1, "lost_deadline_s": 1}
+_VLLM = {"max_tokens": 64, "cache_gib": 0.1, "compile": False, "weights_by": "folder"}
+SERVERS = {"num_servers": 1, "devices": None, **_VLLM, **_DEADLINES}
 REWARD_MODEL = {"base": "reference", "initial_rollouts": 1, "learning_rate": 1e-3, "epochs": 1}
 
 

@@ -1,8 +1,8 @@
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -14,11 +14,10 @@ from components.train_grpo.config import (
     AdvantageEstimator,
     ClipConfig,
     CorrectionConfig,
-    ImportanceMaskConfig,
     KLEstimator,
     LossConfig,
 )
-from components.train_grpo.corrections import importance_weights, is_within_mask
+from components.train_grpo.corrections import importance_weights
 from components.train_grpo.objective import (
     Tokens,
     advantages,
@@ -37,10 +36,6 @@ EIGHTHS = st.integers(-800, 800).map(lambda number: number / 8)
 ROLLOUTS = st.integers(2, 6).flatmap(
     lambda size: st.lists(st.lists(EIGHTHS | st.just(NAN), min_size=size, max_size=size), min_size=1, max_size=4)
 )
-
-
-def _tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 # Advantages -----------------------------------------------------------------------------------------------------------
@@ -122,20 +117,20 @@ SEQUENCE_N = torch.tensor([2, 2, 2, 0, 0])
 NUM_TOKENS_B = torch.tensor([2, 7, 3, 1])
 
 
-Level = Literal["token", "sequence"]
+def _tokens(logprobs_N: Tensor, old_N: Tensor, advantages_N: Tensor | None = None) -> Tokens:
+    """Tokens of the sequences above; of more than these, each is a completion by itself."""
+    zero_N, number_N = torch.zeros_like(old_N), torch.arange(len(old_N))
+    sequence_N, num_tokens_B = (SEQUENCE_N, NUM_TOKENS_B) if len(old_N) == 5 else (number_N, torch.ones_like(number_N))
+    advantages_N = zero_N if advantages_N is None else advantages_N
+    return Tokens(logprobs_N, old_N, old_N, None, zero_N, advantages_N, sequence_N, num_tokens_B)
 
 
-def _ratio(logprobs_N: Tensor, old_N: Tensor, level: Level) -> Tensor:
-    zero_N = torch.zeros_like(logprobs_N)
-    return policy_ratio(Tokens(logprobs_N, old_N, old_N, None, zero_N, zero_N, SEQUENCE_N, NUM_TOKENS_B), level)
-
-
-@pytest.mark.parametrize("level", get_args(Level))
-def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Level) -> None:
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Literal["token", "sequence"]) -> None:
     """Without rounding, in float32 as well; log-ratios of ten thousand stay finite, in the order they had."""
     logprobs = torch.log_softmax(torch.randn(5, generator=torch.manual_seed(1)), 0)
-    assert _ratio(logprobs, logprobs, level).tolist() == [1.0] * 5
-    result = _ratio(torch.tensor([1e4, 1e4, 1e4, -1e4, -1e4]), torch.zeros(5), level)
+    assert policy_ratio(_tokens(logprobs, logprobs), level).tolist() == [1.0] * 5
+    result = policy_ratio(_tokens(torch.tensor([1e4, 1e4, 1e4, -1e4, -1e4]), torch.zeros(5)), level)
     assert bool(result.isfinite().all())
     assert float(result[0]) > 1e6
     assert 0 < float(result[-1]) < 1e-6
@@ -144,34 +139,15 @@ def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Level) -> N
 # The policy loss ------------------------------------------------------------------------------------------------------
 
 
-def _surrogate(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> Tensor:
-    return _objective(torch.zeros_like(ratio_N), ratio_N, advantages_N, LossConfig(clip=clip))
-
-
-def _clipped(ratio_N: Tensor, advantages_N: Tensor, clip: ClipConfig) -> tuple[Tensor, Tensor]:
-    return beyond_clip(LossConfig(clip=clip), _tokens(torch.zeros_like(ratio_N), ratio_N, advantages_N), ratio_N)
-
-
-def _objective(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor, loss: LossConfig) -> Tensor:
-    return policy_objective(_tokens(logprobs_N, ratio_N, advantages_N), ratio_N, loss)
-
-
-def _tokens(logprobs_N: Tensor, ratio_N: Tensor, advantages_N: Tensor) -> Tokens:
-    """Tokens, each a completion by itself, sampled from the policy before the update."""
-    zero_N, old_N = torch.zeros_like(ratio_N), logprobs_N.detach() - ratio_N.detach().log()
-    number_N = torch.arange(len(ratio_N))
-    return Tokens(logprobs_N, old_N, old_N, None, zero_N, advantages_N, number_N, torch.ones_like(number_N))
-
-
 @pytest.mark.parametrize("clip", [ClipConfig(low=0.2, high=0.2), ClipConfig(low=0.4, high=0.1)])
 def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(clip: ClipConfig) -> None:
     """Over a grid of ratios and advantages it is the advantage itself everywhere else; never both sides at once."""
-    ratios = torch.linspace(0.013, 4.0, 400, dtype=torch.float64).tolist()
-    pairs = list(itertools.product(ratios, [-2.0, -0.3, 0.3, 2.0]))
-    ratio_N = _tensor(*(ratio for ratio, _ in pairs)).requires_grad_()
-    advantages_N = _tensor(*(advantage for _, advantage in pairs))
-    (gradient_N,) = torch.autograd.grad(_surrogate(ratio_N, advantages_N, clip).sum(), ratio_N)
-    high_N, low_N = _clipped(ratio_N, advantages_N, clip)
+    ratios = torch.linspace(0.013, 4.0, 400, dtype=torch.float64)
+    ratio_N, advantages_N = torch.cartesian_prod(ratios, torch.tensor([-2.0, -0.3, 0.3, 2.0], dtype=torch.float64)).T
+    tokens = _tokens(ratio_N.log(), torch.zeros_like(ratio_N), advantages_N)
+    ratio_N, loss = ratio_N.clone().requires_grad_(), LossConfig(clip=clip)
+    (gradient_N,) = torch.autograd.grad(policy_objective(tokens, ratio_N, loss).sum(), ratio_N)
+    high_N, low_N = beyond_clip(loss, tokens, ratio_N)
     assert gradient_N.tolist() == torch.where(high_N | low_N, 0.0, advantages_N).tolist()
     assert not bool((high_N & low_N).any())
     assert bool(high_N.any())
@@ -180,40 +156,15 @@ def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(
 
 # The correction for a sampler that is not the policy before the update ------------------------------------------------
 
-TO_SAMPLER = (0.5, 4, 1, 8, 1 / 16)
-"""pi_old / pi_sampler of tokens: of their completions the products are 2 and 1/2, the geometric means 1.26 and 0.71."""
-
-
-def _corrected(correction: Mapping[str, Any], old_N: Tensor, sampler_N: Tensor) -> Tensor | None:
-    zero_N = torch.zeros_like(old_N)
-    tokens = Tokens(zero_N, old_N, sampler_N, None, zero_N, zero_N, SEQUENCE_N, NUM_TOKENS_B)
-    return importance_weights(tokens, CorrectionConfig.model_validate(correction))
-
-
-@pytest.mark.parametrize(
-    ("mask", "expected"),
-    [
-        ({"level": "sequence", "low": 0.6, "high": 2.1}, [True, False]),
-        ({"level": "geometric", "low": 0.6, "high": 1.2}, [False, True]),
-        ({"level": "geometric", "low": 0.8, "high": 1.3}, [True, False]),
-        ({"level": "sequence", "low": 0.0, "high": 1.9}, [False, True]),
-    ],
-)
-def test_completions_within_the_mask_by_hand(mask: Mapping[str, Any], expected: list[bool]) -> None:
-    """The product of the ratios, or their geometric mean, is within the bounds; single tokens may be outside."""
-    sampler_M = torch.zeros(5, dtype=torch.float64)
-    old_M = _tensor(*TO_SAMPLER).log()
-    within_B = is_within_mask(old_M, sampler_M, [3, 2], ImportanceMaskConfig.model_validate(mask))
-    assert within_B.tolist() == expected
-
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_a_weight_is_finite_and_has_no_gradient(level: str) -> None:
     """Whatever the distance to the sampler; only the policy under training is differentiated by."""
-    old_N = _tensor(0, -1e4, -1, 0, 0).requires_grad_()
-    for sampler_N in (old_N.detach() - 1e4, old_N.detach() + 1e4):
-        correction = {"weight": {"level": level, "max": None}, "mask": {"level": "geometric"}}
-        weight_N = _corrected(correction, old_N, sampler_N)
+    old_N = torch.tensor([0, -1e4, -1, 0, 0]).double().requires_grad_()
+    values = {"weight": {"level": level, "max": None}, "mask": {"level": "geometric"}}
+    for distance in (-1e4, 1e4):
+        tokens = replace(_tokens(old_N, old_N), sampler_logprobs_N=old_N.detach() + distance)
+        weight_N = importance_weights(tokens, CorrectionConfig.model_validate(values))
         assert weight_N is not None
         assert bool(weight_N.isfinite().all())
         assert not weight_N.requires_grad
@@ -222,56 +173,11 @@ def test_a_weight_is_finite_and_has_no_gradient(level: str) -> None:
 # The KL divergence from the reference ---------------------------------------------------------------------------------
 
 
-def _logits(seed: int) -> Tensor:
-    """Return the logits of a policy over seven outcomes."""
-    return torch.randn(7, dtype=torch.float64, generator=torch.manual_seed(seed))
-
-
-def _kl(x: Tensor, estimator: KLEstimator) -> Tensor:
-    """Return the estimate of tokens whose log-ratio of the reference to the policy is x."""
-    return kl_to_reference(torch.zeros_like(x), x, torch.ones_like(x), estimator)
-
-
-def _divergence(logprobs: Tensor, others: Tensor) -> Tensor:
-    """Return KL(p || q), summed over all outcomes."""
-    return (logprobs.exp() * (logprobs - others)).sum()
-
-
-def _mean_gradient(estimator: KLEstimator) -> Tensor:
-    """Return the mean gradient of an estimate in the logits of pi, over all outcomes."""
-    logits = _logits(1).requires_grad_()
-    logprobs = logits.log_softmax(0)
-    old = logprobs.detach()
-    estimates = kl_to_reference(logprobs, _logits(2).log_softmax(0), (logprobs - old).exp(), estimator)
-    (gradient,) = torch.autograd.grad((old.exp() * estimates).sum(), logits)
-    return gradient
-
-
-def _gradient_of_divergence(*, reverse: bool = False) -> Tensor:
-    """Return that of KL(pi || pi_ref), or with `reverse` of KL(pi_ref || pi), by differentiating the exact sum."""
-    logits, reference = _logits(1).requires_grad_(), _logits(2).log_softmax(0)
-    pair = (reference, logits.log_softmax(0)) if reverse else (logits.log_softmax(0), reference)
-    (gradient,) = torch.autograd.grad(_divergence(*pair), logits)
-    return gradient
-
-
-@pytest.mark.parametrize(
-    ("estimator", "expected"),
-    [
-        ("k3", _gradient_of_divergence(reverse=True)),
-        ("k3_corrected", _gradient_of_divergence()),
-    ],
-)
-def test_the_mean_gradient_of_each_estimator_is_the_documented_one(estimator: KLEstimator, expected: Tensor) -> None:
-    """KL(pi || pi_ref) for the corrected k3, and KL(pi_ref || pi) for k3 itself."""
-    torch.testing.assert_close(_mean_gradient(estimator), expected, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(_gradient_of_divergence(), _gradient_of_divergence(reverse=True), rtol=0.1)
-
-
 def test_a_small_drift_is_not_lost_in_rounding() -> None:
     """In float32, k3 of a log-ratio of a thousandth is x^2 / 2 + x^3 / 6 to three digits."""
     x = torch.tensor([1e-3, -1e-3], dtype=torch.float32)
-    assert _kl(x, "k3").tolist() == pytest.approx([5e-7 + 1e-9 / 6, 5e-7 - 1e-9 / 6], rel=1e-3)
+    k3 = kl_to_reference(torch.zeros_like(x), x, torch.ones_like(x), "k3")
+    assert k3.tolist() == pytest.approx([5e-7 + 1e-9 / 6, 5e-7 - 1e-9 / 6], rel=1e-3)
 
 
 @pytest.mark.parametrize("estimator", get_args(KLEstimator))

@@ -9,34 +9,20 @@ from hypothesis import strategies as st
 from components.grading.verifier import Verdict
 from components.policy.packing import TokenSequence
 from components.rollout.sampler import Completion, Turn
-from components.shared.answer_policy import AnswerPolicy
-from components.shared.model import ModelConfig
 from components.shared.tokenizer import tokenizer_for
 from components.train_grpo.process_supervision import line_steps, turn_steps
 from tests import tiny
 from tests.train_grpo.groups import grade, trajectory
-
-WORKED = "3+5=8\n\n10+9=18\n#### 18"
 
 
 def _completion(ids: Sequence[int], text: str) -> Completion:
     return Completion(TokenSequence((0,), tuple(ids)), (0.0,) * len(ids), text, finished=True)
 
 
-def _steps(completion: Completion, pieces: Sequence[str]) -> list[tuple[int, str]]:
-    """The ends and texts of the steps of a completion whose tokens are these pieces of text, by their place."""
-    steps = line_steps(completion, grade(Verdict.RIGHT), lambda some: "".join(pieces[token] for token in some))
-    assert all(math.isnan(step.label) for step in steps[:-1])
-    assert steps[-1].label == 1.0
-    return [(step.end, step.text) for step in steps]
-
-
 @pytest.mark.parametrize("prose", ["", "€ 5 \U0001f34eé ", "\ufffd\ufffd"])
 def test_a_step_ends_at_the_token_that_completes_its_newline(prose: str) -> None:
     """Characters before it may take several tokens of a byte-level BPE."""
-    tokenizer = tokenizer_for(
-        ModelConfig(base="scratch:math", prompt="{question}\n", answer=AnswerPolicy.DECLARED), tiny.PROBLEMS
-    )
+    tokenizer = tokenizer_for(tiny.MODEL.model_copy(update={"base": "scratch:math"}), tiny.PROBLEMS)
     lines = [f"{prose} so 3+5=8. \U0001f34e\n", f"10+9=18. {prose}\n", f"{prose}#### 18"]
     ids = [tokenizer.encode(line).ids for line in lines]
     steps = line_steps(_completion([*chain(*ids)], "".join(lines)), grade(Verdict.RIGHT), tokenizer.decode)
@@ -60,7 +46,11 @@ def test_what_an_environment_wrote_has_no_steps() -> None:
 def test_every_token_belongs_to_one_step(pieces: list[str]) -> None:
     """Whatever is written, and however it is cut into tokens; the texts of the steps are the text."""
     pieces.append("")
-    ends, texts = zip(*_steps(_completion(range(len(pieces)), "".join(pieces)), pieces), strict=True)
-    assert list(ends) == sorted(set(ends))
+    completion = _completion(range(len(pieces)), "".join(pieces))
+    steps = line_steps(completion, grade(Verdict.RIGHT), lambda some: "".join(pieces[token] for token in some))
+    ends = [step.end for step in steps]
+    assert ends == sorted(set(ends))
     assert ends[-1] == len(pieces)
-    assert "".join(texts) == "".join(pieces)
+    assert "".join(step.text for step in steps) == "".join(pieces)
+    assert all(math.isnan(step.label) for step in steps[:-1])
+    assert steps[-1].label == 1.0

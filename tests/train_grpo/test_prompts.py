@@ -14,17 +14,13 @@ from tests import tiny
 
 
 def _config(*, max_pass_rate: float | None = None, **weights: float) -> PromptsConfig:
-    """Settings with these source weights."""
-    return PromptsConfig.model_validate({"source_weights": weights, "max_pass_rate": max_pass_rate})
+    return PromptsConfig(source_weights=weights, max_pass_rate=max_pass_rate)
 
 
 def _problems(**sizes: int) -> list[Problem]:
     """Problems called `a0`, `a1` ... of source `a`, and so on."""
-    return [
-        tiny.problem(number, id=f"{source}{number}", source=source)
-        for source, size in sizes.items()
-        for number in range(size)
-    ]
+    names = [(source, number) for source, size in sizes.items() for number in range(size)]
+    return [tiny.problem(number, id=f"{source}{number}", source=source) for source, number in names]
 
 
 def _ids(prompts: Prompts, *counts: int) -> list[str]:
@@ -56,11 +52,8 @@ def test_every_pass_takes_each_problem_once(data: st.DataObject, size: int, seed
     counts=st.lists(st.integers(1, 8), min_size=1, max_size=20),
 )
 def test_shares_of_sources_are_exact_over_time(weights: tuple[int, int, int], counts: list[int]) -> None:
-    """No source is ever a whole problem ahead, all are even after as many draws as the weights add up to.
-
-    Each goes round at its own pace.
-    """
-    config = _config(a=weights[0], b=weights[1], c=weights[2])
+    """No source is ever a whole problem ahead, all are even after as many draws as the weights add up to."""
+    config = _config(**dict(zip("abc", weights, strict=True)))
     drawn = _ids(Prompts(_problems(a=12, b=12, c=12), config, seed=1), *counts)
     for source in "abc":
         _assert_passes([each for each in drawn if each[0] == source], _problems(**{source: 12}))

@@ -2,12 +2,13 @@ import math
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
 from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, to_rewards
 from components.train_grpo.process_supervision import Step
-from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import (
     answer_format,
     code_tests,
@@ -37,12 +37,12 @@ from components.train_grpo.rewards import (
 from components.train_grpo.scoring import ScoredCompletion, Scorer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, grade, scored
-from tests.train_grpo.settings import REWARD_MODEL, grpo_config, reward_model_config
+from tests.train_grpo.settings import grpo_config
 
 NAN = math.nan
 PROBLEM = tiny.problem(3)  # its answer is 6
-UNREADABLE = tiny.problem(3, answer="\\frac{1}{")
 WORKED = "1+1=2\n2+2=5\n#### 6"
+PLAIN = "{question}\n"
 THINKING = "Think between <think> and </think>, then answer.\n{question}\n"
 OPENED = "{question}\n<think>\n"
 
@@ -50,73 +50,26 @@ OPENED = "{question}\n<think>\n"
 # Built-in rewards -----------------------------------------------------------------------------------------------------
 
 
-def _model(prompt: str = "{question}\n", answer: AnswerPolicy = AnswerPolicy.DECLARED) -> ModelConfig:
-    return ModelConfig(base="scratch:tiny", prompt=prompt, answer=answer)
-
-
-def _format(text: str, *, model: ModelConfig | None = None, finished: bool = True) -> float:
-    """Return the format reward of a text, which must not depend on the verdict."""
-    in_thought = model is not None and model.prompt == OPENED
-    response = replace(completion(text=text, finished=finished), in_thought=in_thought)
-    (value,) = {answer_format(PROBLEM, response, grade(verdict), model=model or _model()) for verdict in Verdict}
-    return value
-
-
-@pytest.mark.parametrize(
-    ("verdict", "tests_passed", "finished", "expected"),
-    [
+def test_code_is_worth_the_share_of_the_tests_it_passes() -> None:
+    """A truncated completion passes none; without tests, or without a verdict, there is no reward at all."""
+    for verdict, tests_passed, finished, expected in (
         (Verdict.WRONG, 0.25, True, 0.25),
-        (Verdict.RIGHT, 1.0, True, 1.0),
         (Verdict.WRONG, None, False, 0.0),
         (Verdict.RIGHT, None, True, NAN),
         (Verdict.UNSCORABLE, 0.5, True, NAN),
-    ],
-)
-def test_code_is_worth_the_share_of_the_tests_it_passes(
-    verdict: Verdict, tests_passed: float | None, finished: bool, expected: float
-) -> None:
-    """A truncated completion passes none; without tests, or without a verdict, there is no reward at all."""
-    result = Grade(verdict, extracted=None, reason=Reason.NO_CODE, tests_passed=tests_passed)
-    assert code_tests(PROBLEM, completion(finished=finished), result) == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("text", "finished", "policy", "expected"),
-    [
-        ("1+1=2\n#### 2", True, AnswerPolicy.DECLARED, 1.0),
-        (r"So it is \boxed{2}", True, AnswerPolicy.DECLARED, 1.0),
-        ("#### 2", True, AnswerPolicy.DECLARED, 0.0),
-        ("1+1=2", True, AnswerPolicy.DECLARED, 0.0),
-        ("It is 1+1. The answer is 2.", True, AnswerPolicy.DECLARED, 0.0),
-        (r"So it is \boxed{2}", True, AnswerPolicy.BOXED, 1.0),
-        ("1+1=2\n#### 2", True, AnswerPolicy.BOXED, 0.0),
-        ("1+1=2\n#### 2", True, AnswerPolicy.MARKED, 1.0),
-        ("First <think>1+1=2</think>\n#### 2", True, AnswerPolicy.DECLARED, 1.0),  # no thoughts were asked for
-    ],
-)
-def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
-    text: str, finished: bool, policy: AnswerPolicy, expected: float
-) -> None:
-    """A bare answer, reasoning without one, or a truncated one is worth nothing, whatever the verdict."""
-    assert _format(text, model=_model(answer=policy), finished=finished) == expected
-
-
-def test_the_place_of_code_is_a_block() -> None:
-    """Where the answer is unit tests, code that the grader could run is in the format, after a thought if asked for."""
-    problem = tiny.problem(0, answer="assert f(1) == 2")
-    for extracted, prompt, text, expected in (
-        ("print(1)", "{question}\n", "#### 2", 1.0),
-        (None, "{question}\n", "#### 2", 0.0),
-        ("print(1)", THINKING, "<think>f</think>code", 1.0),
-        ("print(1)", THINKING, "code", 0.0),
     ):
-        result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
-        assert answer_format(problem, completion(text=text), result, model=_model(prompt)) == expected
+        result = Grade(verdict, extracted=None, reason=Reason.NO_CODE, tests_passed=tests_passed)
+        assert code_tests(PROBLEM, completion(finished=finished), result) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
     ("prompt", "text", "expected"),
     [
+        (PLAIN, "1+1=2\n#### 2", 1.0),
+        (PLAIN, r"So it is \boxed{2}", 1.0),
+        (PLAIN, "#### 2", 0.0),
+        (PLAIN, "1+1=2", 0.0),
+        (PLAIN, "First <think>1+1=2</think>\n#### 2", 1.0),  # no thoughts were asked for
         (THINKING, "<think>1+1=2</think>\n#### 2", 1.0),
         (THINKING, "1+1=2\n#### 2", 0.0),
         (THINKING, "First <think>1+1=2</think>\n#### 2", 0.0),
@@ -128,36 +81,51 @@ def test_the_place_of_code_is_a_block() -> None:
         (OPENED, "<think>1+1=2</think>\n#### 2", 0.0),
     ],
 )
-def test_where_thoughts_are_asked_for_one_comes_first_and_then_the_answer(
+def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
     prompt: str, text: str, expected: float
 ) -> None:
-    """One thought, closed, not empty, with nothing before it; a prompt may have opened it already."""
-    assert _format(text, model=_model(prompt)) == expected
-
-
-def test_overlong_falls_linearly_over_the_last_tokens() -> None:
-    """By hand: a limit of 16 tokens, or one of two segments of five; the last four are the buffer."""
-    settings = {"reward__weights": {"overlong": 1.0}, "reward__overlong_buffer_tokens": 4}
-    staleness = {"max_staleness": 1, "segment_tokens": 5, "correction": {"weight": {"max": 2.0}}}
-    for limit, config in ((16, grpo_config(**settings)), (10, grpo_config(**settings, sampler=staleness))):
-        lengths = [limit - 4, limit - 3, limit - 2, limit]
-        values = [overlong(PROBLEM, completion(each), grade(Verdict.RIGHT), config=config) for each in lengths]
-        assert values == [0, -0.25, -0.5, -1]
+    """Whatever the verdict; where thoughts are asked for, or begun by the prompt, one comes first. Truncated is 0."""
+    model = ModelConfig(base="scratch:tiny", prompt=prompt, answer=AnswerPolicy.DECLARED)
+    for finished, value in ((True, expected), (False, 0.0)):
+        response = replace(completion(text=text, finished=finished), in_thought=prompt == OPENED)
+        assert {answer_format(PROBLEM, response, grade(verdict), model=model) for verdict in Verdict} == {value}
 
 
 @pytest.mark.parametrize(
-    ("lengths", "outcomes", "expected"),
+    ("extracted", "prompt", "text", "expected"),
     [
-        ([10, 20, 30], [1, 1, 1], [0.5, 0.0, -0.5]),
-        ([10, 20, 30, 25], [0, 1, 0, 0], [0.0, 0.0, -0.5, -0.25]),
-        ([7, 7, 7], [1, 0, 1], [0.0, 0.0, 0.0]),
-        ([1000, 20, 30], [NAN, 1, 0], [NAN, 0.5, -0.5]),
+        ("print(1)", PLAIN, "#### 2", 1.0),
+        (None, PLAIN, "#### 2", 0.0),
+        ("print(1)", THINKING, "<think>f</think>code", 1.0),
+        ("print(1)", THINKING, "code", 0.0),
     ],
 )
-def test_length_by_hand(lengths: list[int], outcomes: list[float], expected: list[float]) -> None:
+def test_the_place_of_code_is_a_block(extracted: str | None, prompt: str, text: str, expected: float) -> None:
+    """Where the answer is unit tests, code that the grader could run is in the format, after a thought if asked for."""
+    problem, model = tiny.problem(0, answer="assert f(1) == 2"), ModelConfig(base="scratch:tiny", prompt=prompt)
+    result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
+    assert answer_format(problem, completion(text=text), result, model=model) == expected
+
+
+def test_overlong_falls_linearly_over_the_last_tokens() -> None:
+    """By hand, with a limit of 16 tokens, of which the last four are the buffer."""
+    config = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=4)
+    values = [overlong(PROBLEM, completion(each), grade(Verdict.RIGHT), config=config) for each in (12, 13, 14, 16)]
+    assert values == [0, -0.25, -0.5, -1]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "verdicts", "expected"),
+    [
+        ([10, 20, 30], "rrr", [0.5, 0.0, -0.5]),
+        ([10, 20, 30, 25], "wrww", [0.0, 0.0, -0.5, -0.25]),
+        ([7, 7, 7], "rwr", [0.0, 0.0, 0.0]),
+        ([1000, 20, 30], "urw", [NAN, 0.5, -0.5]),
+    ],
+)
+def test_length_by_hand(lengths: list[int], verdicts: str, expected: list[float]) -> None:
     """Short right answers gain, long ones lose, wrong ones never gain; an unscorable one does not count."""
-    verdicts = {1.0: Verdict.RIGHT, 0.0: Verdict.WRONG}
-    grades = [grade(verdicts.get(each, Verdict.UNSCORABLE)) for each in outcomes]
+    grades = [grade({each[0]: each for each in Verdict}[letter]) for letter in verdicts]
     assert length(PROBLEM, [completion(each) for each in lengths], grades) == pytest.approx(expected, nan_ok=True)
 
 
@@ -176,51 +144,51 @@ def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatc
         require_rewards(grpo_config(), [PROBLEM, tiny.problem(1, answer="assert f(1) == 2")])
 
 
+MINE = """\
+import functools
+
+from components.train_grpo.rewards import step_reward
+
+number = 0.5
+
+def two(problem, text): return 0.5
+
+@step_reward
+async def steps(problem, steps, grade): return [0.5]
+
+def on_text(function):
+    @functools.wraps(function)
+    def reward(problem, completion, grade): return function(completion.text)
+    return reward
+
+@on_text
+def decorated(text): return -len(text)
+"""
+
+
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        (None, "mine:half", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
-        ("raise RuntimeError('no licence')", "mine:half", r"cannot be imported \(RuntimeError: no licence\)"),
-        (
-            "from components.train_grpo.rewards import step_reward\n"
-            "@step_reward\nasync def half(problem, steps, grade): return [0.5]",
-            "mine:half",
-            "rewards steps: it can be neither an `async def` nor threaded",
-        ),
-        (
-            "def half(problem, text): return 0.5",
-            "mine:half",
-            r"mine\.py\): too many positional .*; a reward takes a prob",
-        ),
-        ("half = 0.5", "mine:half", r"mine\.py\) has no function `half`: it is 0\.5"),
+        (None, "decorated", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
+        ("raise RuntimeError('no licence')", "decorated", r"cannot be imported \(RuntimeError: no licence\)"),
+        (MINE, "steps", "rewards steps: it can be neither an `async def` nor threaded"),
+        (MINE, "two", r"mine\.py\): too many positional .*; a reward takes a prob"),
+        (MINE, "number", r"mine\.py\) has no function `number`: it is 0\.5"),
+        (MINE, "decorated", None),
     ],
 )
 def test_a_custom_reward_that_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, name: str, message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, name: str, message: str | None
 ) -> None:
-    """The message names the key, and the module or the file."""
+    """The message names the key, and the module or the file; a decorated function within may take something else."""
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     if content:
         (tmp_path / "mine.py").write_text(content)
-    with pytest.raises(PipelineError, match=message) as error:
-        load_reward(name)
-    assert str(error.value).startswith(f"train_grpo.reward.weights.{name}: ")
-
-
-def test_a_decorated_reward_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the function within takes something else."""
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "mine.py").write_text(
-        "import functools\n"
-        "def on_text(function):\n"
-        "    @functools.wraps(function)\n"
-        "    def reward(problem, completion, grade):\n        return function(completion.text)\n"
-        "    return reward\n"
-        "@on_text\ndef short(text):\n    return -len(text)\n"
-    )
-    assert callable(load_reward("mine:short"))
+    with pytest.raises(PipelineError, match=message) if message else nullcontext() as error:
+        load_reward(f"mine:{name}")
+    if error:
+        assert str(error.value).startswith(f"train_grpo.reward.weights.mine:{name}: ")
 
 
 def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
@@ -229,20 +197,14 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     """Nothing can interrupt it: the process ends after the deadline."""
     monkeypatch.setattr(custom_rewards, "_SLOW_S", 0.01)
     monkeypatch.delenv("RANK", raising=False)
-    ended, codes = threading.Event(), list[int]()
-
-    def exit_(code: int) -> None:
-        codes.append(code)
-        ended.set()
-
-    monkeypatch.setattr(os, "_exit", exit_)
+    codes: SimpleQueue[int] = SimpleQueue()
+    monkeypatch.setattr(os, "_exit", codes.put)
 
     def endless(*_: object) -> float:
-        assert ended.wait(60)
-        return 1.0
+        return codes.get(timeout=60)
 
-    custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
-    assert codes == [PipelineError.exit_code]
+    result = custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
+    assert result == [PipelineError.exit_code]
     printed = capfd.readouterr()
     assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
     assert "error: train_grpo.reward.weights.mine:endless did not return within engine.deadline_s" in printed.err
@@ -296,11 +258,9 @@ def test_rewards_are_summed_by_weight_for_each_step() -> None:
     """By hand: a reward of the completion is added to its last step; a missing one makes only its step NaN."""
     outcome = scored({"accuracy": [1], "format": [0.5], "overlong": [-0.25]})
     assert outcome.combined({"accuracy": 2.0, "format": -1.0, "overlong": 4.0}) == (2 - 0.5 - 1,)
-    process = scored({CHECKED: [1, 0, 1], "format": [1]}, ends=[1, 2, 3])
-    assert process.combined({CHECKED: 1.0, "format": 0.5}) == (1.0, 0.0, 1.5)
-    assert process.combined({"format": 0.5, CHECKED: 2.0}) == (2.0, 0.0, 2.5)
-    missing = scored({CHECKED: [1, 0, NAN], "format": [1]}, ends=[1, 2, 3])
-    assert missing.combined({CHECKED: 1.0, "format": 1.0}) == pytest.approx((1.0, 0.0, NAN), nan_ok=True)
+    for last, total in ((1, 2.5), (NAN, NAN)):
+        process = scored({CHECKED: [1, 0, last], "format": [1]}, ends=[1, 2, 3])
+        assert process.combined({"format": 0.5, CHECKED: 2.0}) == pytest.approx((2.0, 0.0, total), nan_ok=True)
 
 
 # Scoring --------------------------------------------------------------------------------------------------------------
@@ -314,13 +274,11 @@ def checkpoint() -> Checkpoint:
 
 def _responses(checkpoint: Checkpoint, *texts: str, finished: bool = True) -> list[Completion]:
     """Return completions as the policy of `checkpoint` would sample them."""
-    prompt = checkpoint.prompt_ids(PROBLEM.question)
-    end = checkpoint.end_ids[:1] if finished else ()
-    sequences = [TokenSequence(prompt, (*checkpoint.encode(text), *end)) for text in texts]
-    return [
-        Completion(sequence, (0.0,) * len(sequence.completion_ids), text, finished)
-        for sequence, text in zip(sequences, texts, strict=True)
-    ]
+    end, completions = checkpoint.end_ids[:1] if finished else (), []
+    for text in texts:
+        tokens = TokenSequence(checkpoint.prompt_ids(PROBLEM.question), (*checkpoint.encode(text), *end))
+        completions.append(Completion(tokens, (0.0,) * tokens.num_sampled, text, finished))
+    return completions
 
 
 Score = Callable[..., list[ScoredCompletion]]
@@ -330,13 +288,10 @@ Score = Callable[..., list[ScoredCompletion]]
 def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
     """Return what scores the completions of one problem, given as texts, under some settings."""
 
-    def scores(
-        *responses: Completion | str, problem: Problem = PROBLEM, model: RewardModel | None = None, **changes: Any
-    ) -> list[ScoredCompletion]:
+    def scores(*responses: Completion | str, **changes: Any) -> list[ScoredCompletion]:
         completions = [_responses(checkpoint, each)[0] if isinstance(each, str) else each for each in responses]
-        scorer = Scorer(grpo_config(**changes), checkpoint, partial(grade_completions, verify), model)
-        (result,) = scorer([problem], [completions])
-        return result.scored_G
+        scorer = Scorer(grpo_config(**changes), checkpoint, partial(grade_completions, verify))
+        return scorer([PROBLEM], [completions])[0].scored_G
 
     return scores
 
@@ -344,21 +299,13 @@ def score(checkpoint: Checkpoint, verify: Verifier) -> Score:
 def test_outcome_supervision_rewards_the_completion_as_one_step(checkpoint: Checkpoint, score: Score) -> None:
     """The step is all of its tokens; every reward with a weight is there, and no other."""
     completions = _responses(checkpoint, WORKED, "#### 6", "1+1=2\n#### 7")
-    results = score(
-        *completions,
-        sampling__max_new_tokens=24,
-        reward__weights={"format": 1.0, "accuracy": 1.0, "overlong": 1.0},
-        reward__overlong_buffer_tokens=16,
-    )
-    lengths = [each.num_tokens for each in completions]
-    late = [-max(0, length - 8) / 16 for length in lengths]
-    assert [each.rewards for each in results] == [
-        {"format": (1.0,), "accuracy": (1.0,), "overlong": (late[0],)},
-        {"format": (0.0,), "accuracy": (1.0,), "overlong": (late[1],)},
-        {"format": (1.0,), "accuracy": (0.0,), "overlong": (late[2],)},
-    ]
-    assert min(late) < max(late) == 0
-    assert [each.steps for each in results] == [(Step(lengths[g], [1.0, 1.0, 0.0][g]),) for g in range(3)]
+    weights = dict.fromkeys(["format", "accuracy", "overlong"], 1.0)
+    results = score(*completions, reward__weights=weights, reward__overlong_buffer_tokens=8)
+    rewards = [{name: value for name, (value,) in each.rewards.items()} for each in results]
+    assert [(each["format"], each["accuracy"]) for each in rewards] == [(1, 1), (0, 1), (1, 0)]
+    assert [each["overlong"] for each in rewards] == [-max(0, each.num_tokens - 8) / 8 for each in completions]
+    labels = zip(completions, (1.0, 1.0, 0.0), strict=True)
+    assert [each.steps for each in results] == [(Step(each.num_tokens, label),) for each, label in labels]
     assert [each.completion for each in results] == completions
     assert [each.grade.verdict for each in results] == ["right", "right", "wrong"]
 
@@ -372,29 +319,6 @@ def test_process_supervision_rewards_each_line_and_the_answer(checkpoint: Checkp
     ends = [step.end for step in result.steps]
     assert [checkpoint.decode(ids[:end]) for end in ends] == ["1+1=2\n", "1+1=2\n2+2=5\n", WORKED]
     assert ends[-1] == len(ids)
-
-
-def test_a_reward_model_is_read_at_the_end_of_each_step(checkpoint: Checkpoint, score: Score) -> None:
-    """The reward of each step is what the model itself says there, completion by completion."""
-    config = reward_model_config()
-    assert config.reward.model is not None
-    model = RewardModel(config, config.reward.model, checkpoint)
-    torch.manual_seed(1)
-    torch.nn.init.normal_(model.model.score.weight)  # a new head says the same of everything
-    results = score(
-        WORKED,
-        "#### 7",
-        model=model,
-        reward__weights={"reward_model": 1.0, "accuracy": 1.0},
-        reward__supervision="process",
-        reward__model=REWARD_MODEL,
-    )
-    assert [len(each.rewards["reward_model"]) for each in results] == [3, 1]
-    for each in results:
-        (expected,) = model.score([each.completion.tokens], [tuple(step.end for step in each.steps)])
-        assert each.rewards["reward_model"] == pytest.approx(expected, rel=1e-5)
-        assert len(set(expected)) == len(each.steps)
-    assert [each.rewards["accuracy"] for each in results] == [(1.0,), (0.0,)]
 
 
 def test_a_truncated_completion_is_wrong_or_has_no_reward_at_all(checkpoint: Checkpoint, score: Score) -> None:

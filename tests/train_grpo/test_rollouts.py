@@ -13,7 +13,6 @@ from components.grading.verifier import Grade, Reason, Verdict, Verifier
 from components.policy.checkpoint import load, save
 from components.policy.parallel import SINGLE_PROCESS, Ranks
 from components.rollout.sampler import Completion, Sampling
-from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.sampler import VllmSampler
 from components.rollout.vllm.verification import StaleWeightsError
 from components.shared.errors import PipelineError
@@ -30,10 +29,9 @@ from components.train_grpo.worker import build_trainer
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS, completion, graded, scored
 from tests.train_grpo.own_weights import OwnWeights
-from tests.train_grpo.runs import in_processes
+from tests.train_grpo.runs import OneOf, in_processes
 from tests.train_grpo.settings import SERVERS, grpo_config
 
-NumRight = Callable[[int], int]
 MIXED = [number for number in range(24) if number % 4 == 0]
 """The problems whose completions disagree, for `_sometimes`."""
 
@@ -46,9 +44,17 @@ def _sometimes(number: int) -> int:
 class _Sampler:
     """A sampler that gives a known number of right answers to each question, and records what it was asked."""
 
-    def __init__(self, num_right: NumRight) -> None:
+    def __init__(self, num_right: Callable[[int], int]) -> None:
         self._num_right = num_right
         self.calls: list[dict[str, Any]] = []
+        self.events: list[str] = []
+
+    def update_weights(self, version: int) -> float:
+        self.events.append(f"weights {version}")
+        return 0.0
+
+    def sleep(self) -> None:
+        pass
 
     def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         self.calls.append({"count": len(problems), **asdict(sampling)})
@@ -70,16 +76,9 @@ def _score(problems_P: Sequence[Problem], completions_PG: Sequence[Sequence[Comp
     ]
 
 
-def _rollouts(
-    config: TrainGRPOConfig,
-    sampler: Any,
-    *,
-    problems: Sequence[Problem] = tiny.PROBLEMS,
-    score: Any = _score,
-    ranks: Ranks = SINGLE_PROCESS,
-) -> Rollouts:
+def _rollouts(config: TrainGRPOConfig, sampler: Any, *, score: Any = _score, ranks: Ranks = SINGLE_PROCESS) -> Rollouts:
     kind = PrefetchedRollouts if config.sampler.max_staleness else Rollouts
-    return kind(config, Prompts(problems, config.prompts, seed=config.seed), sampler, score, ranks)
+    return kind(config, Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed), sampler, score, ranks)
 
 
 def _number(group: Group) -> int:
@@ -92,7 +91,7 @@ def test_a_rollout_has_a_group_of_completions_for_each_problem() -> None:
     rollout = _rollouts(config, sampler).sample("7", version=0)
     problems = Prompts(tiny.PROBLEMS, config.prompts, seed=config.seed).next_batch(3)
     assert [group.problem for group in rollout.sampled] == problems
-    assert [group.num_right for group in rollout.sampled] == [int(problem.id[-3:]) % 5 for problem in problems]
+    assert [group.num_right for group in rollout.sampled] == [_number(group) % 5 for group in rollout.sampled]
     assert [len(group.scored_G) for group in rollout.sampled] == [6] * 3
     (call,) = sampler.calls
     expected = {"count": 3, "num_samples": 6, "temperature": 0.7, "max_new_tokens": 16, "stop": ()}
@@ -130,17 +129,9 @@ def test_resampling_trains_on_the_same_groups_with_any_number_of_processes() -> 
         assert each.sampled == alone.sampled
 
 
-class _Separate(Ranks):
-    """A process that hears of no other."""
-
-    def all_gather(self, value: Any, what: str) -> list[Any]:
-        del what
-        return [value]
-
-
 def test_every_process_round_and_step_has_random_numbers_of_its_own() -> None:
     """No two of three processes sample with the same seed in any round of any step."""
-    every = [_rollouts(grpo_config(), None, ranks=_Separate(rank, 3)) for rank in range(3)]
+    every = [_rollouts(grpo_config(), None, ranks=OneOf(rank, 3)) for rank in range(3)]
     seeds = {each._seed(f"step {step}", round_) for each in every for step in (1, 2) for round_ in range(3)}
     assert len(seeds) == 3 * 2 * 3
 
@@ -168,17 +159,13 @@ def test_the_problem_of_every_group_that_is_solved_is_left_out() -> None:
 # Too much that cannot be scored ---------------------------------------------------------------------------------------
 
 FINE = scored({"accuracy": [0.0]}, verdict=Verdict.WRONG)
+A, LATER, RARE = (
+    replace(FINE, failure=Failure(*each)) for each in (("raised", "raised a"), ("raised", "raised b"), ("rare", "rare"))
+)
+SLOW, EMPTY = (replace(FINE, grade=Grade(Verdict.UNSCORABLE, None, reason)) for reason in (Reason.TIME, Reason.NO_GOLD))
 
 
-def _failed(detail: str, kind: str = "reward mine:own raised KeyError") -> ScoredCompletion:
-    return replace(FINE, failure=Failure(kind, f"{kind}: {detail}"))
-
-
-def _ungraded(reason: Reason) -> ScoredCompletion:
-    return replace(FINE, grade=Grade(Verdict.UNSCORABLE, None, reason))
-
-
-def _groups(*bad: ScoredCompletion, size: int = 10) -> list[Group]:
+def _groups(*bad: ScoredCompletion, size: int) -> list[Group]:
     """Return two groups with `size` completions in all, the bad ones last."""
     row = [FINE] * (size - len(bad)) + list(bad)
     return [Group(tiny.PROBLEMS[0], row[: size // 2]), Group(tiny.PROBLEMS[1], row[size // 2 :])]
@@ -187,33 +174,24 @@ def _groups(*bad: ScoredCompletion, size: int = 10) -> list[Group]:
 def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> None:
     """Failures of one kind are counted together; three reasons are shown. The limit itself is allowed, unrounded."""
     config = grpo_config(reward__max_unscorable_fraction=0.29)
-    require_scorable(config, _groups(*[_failed("a")] * 29, size=100))  # 0.29 times 100 is a little less than 29
+    require_scorable(config, _groups(*[A] * 29, size=100))  # 0.29 times 100 is a little less than 29
     with pytest.raises(PipelineError, match=r"30% of the 100 completions .*max_unscorable_fraction is 0\.29"):
-        require_scorable(config, _groups(*[_failed("a")] * 30, size=100))
-    slow, empty = Reason.TIME, Reason.NO_GOLD
-    rare = _failed("rare", kind="reward mine:other returned no finite number")
-    failed = [_failed("'a'"), _failed("'b'"), _failed("'c'")]
-    bad = [_ungraded(slow), *failed[:2], _ungraded(slow), rare, failed[2], _ungraded(empty), _ungraded(empty)]
+        require_scorable(config, _groups(*[A] * 30, size=100))
     with pytest.raises(PipelineError) as error:
-        require_scorable(grpo_config(), _groups(*bad, size=16))
-    first, second = (problem.id for problem in tiny.PROBLEMS[:2])
-    message = str(error.value)
-    assert f"3 times, first for problem {second}: reward mine:own raised KeyError: 'a'" in message
-    for reason in (slow, empty):
-        assert f"2 times, first for problem {second}: the grader says: {reason}" in message
-    assert message.index("3 times") < message.index("2 times")
-    assert all(absent not in message for absent in ("rare", first, "\n"))
+        require_scorable(grpo_config(), _groups(SLOW, A, LATER, SLOW, RARE, A, EMPTY, EMPTY, size=16))
+    second = tiny.PROBLEMS[1].id
+    reasons = [f"3 times, first for problem {second}: raised a"]
+    reasons += [f"2 times, first for problem {second}: the grader says: {why}" for why in (Reason.TIME, Reason.NO_GOLD)]
+    assert f"{'; '.join(reasons)}. Check" in str(error.value)
+    assert "rare" not in str(error.value)
 
 
 # Samplers with weights of their own -----------------------------------------------------------------------------------
 
-OVERLAP = {
-    "sampler__servers": SERVERS,
-    "sampler__max_staleness": 1,
-    "sampler__correction__weight": {"level": "token", "max": 2.0},
-    "sampler__max_mismatch": 1.0,
-}
+WEIGHT = {"sampler__correction__weight": {"level": "token", "max": 2.0}}
+OVERLAP = {"sampler__servers": SERVERS, "sampler__max_staleness": 1, "sampler__max_mismatch": 1.0, **WEIGHT}
 LORA = {"rank": 4, "alpha": 6.0, "targets": ["all-linear"]}
+ADAPTERS = {"synchronise": "adapters"}
 Make = Callable[..., tuple[Trainer, OwnWeights]]
 
 
@@ -224,22 +202,14 @@ def make(tmp_path: Path, verify: Verifier) -> Make:
     save(tiny.checkpoint(), tmp_path / "reference")
     (tmp_path / "weights").mkdir()
 
-    def trainer(
-        *,
-        stale: bool = False,
-        saved: Any = None,
-        weights_by: WeightsBy = "folder",
-        synchronise: Synchronise = "weights",
-        **changes: Any,
-    ) -> tuple[Trainer, OwnWeights]:
+    def trainer(saved: Any = None, engine: dict[str, Any] | None = None, **changes: Any) -> tuple[Trainer, OwnWeights]:
         config = grpo_config(**{"reward__weights": SHORTNESS, "num_steps": 4, **changes})
         checkpoint = load(tmp_path / "reference", dtype=torch.float32)
-        engine = OwnWeights(checkpoint, tmp_path / "reference", stale=stale, weights_by=weights_by)
-        engine.synchronise = synchronise
+        own = OwnWeights(checkpoint, tmp_path / "reference", **engine or {})
         mismatch, folder = config.sampler.max_mismatch, tmp_path / "weights"
-        sampler = VllmSampler(engine, checkpoint, temperature=1.0, max_mismatch=mismatch, folder=folder)
+        sampler = VllmSampler(own, checkpoint, temperature=1.0, max_mismatch=mismatch, folder=folder)
         held_out = [tiny.problem(30, split=Split.DEV)] if config.validation else []
-        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved, held_out), engine
+        return build_trainer(config, checkpoint, tiny.PROBLEMS, verify, sampler, saved, held_out), own
 
     return trainer
 
@@ -249,28 +219,28 @@ def _run(trainer: Trainer, *, steps_done: int = 0, after_step: Callable[[int], N
 
 
 @pytest.mark.parametrize(
-    ("weights_by", "synchronise", "changes"),
+    ("engine", "changes"),
     [
-        ("folder", "weights", {}),
-        ("nccl", "weights", {"engine__lora": LORA}),
-        ("folder", "adapters", {"engine__lora": LORA}),
-        pytest.param("folder", "adapters", {"engine__lora": LORA, "engine__zero_stage": 3}, marks=pytest.mark.slow),
+        ({}, {}),
+        ({"weights_by": "nccl"}, {"engine__lora": LORA}),
+        (ADAPTERS, {"engine__lora": LORA}),
+        pytest.param(ADAPTERS, {"engine__lora": LORA, "engine__zero_stage": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_the_sampler_gets_the_weights_of_every_update(
-    make: Make, tmp_path: Path, weights_by: WeightsBy, synchronise: Synchronise, changes: dict[str, Any]
+    make: Make, tmp_path: Path, engine: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """Its log-probabilities are the trainer's; one copy is left in the folder, none if weights are sent directly."""
-    trainer, engine = make(weights_by=weights_by, synchronise=synchronise, num_steps=2, **changes)
+    trainer, own = make(engine=engine, num_steps=2, **changes)
     _run(trainer)
-    assert engine.versions == engine.sampled_from == [0, 1]
+    assert own.versions == own.sampled_from == [0, 1]
     assert all((row["sampler_mismatch"] or 0.0) < 1e-5 for row in trainer.history.curves)
-    assert [path.name for path in (tmp_path / "weights").iterdir()] == (["1"] if weights_by == "folder" else [])
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ([] if "weights_by" in engine else ["1"])
 
 
 def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(make: Make) -> None:
     """Before anything is sampled from them, though the step is too small for the bound on the mismatch."""
-    trainer, engine = make(stale=True, weights_by="nccl", learning_rate=1e-5, sampler__max_mismatch=0.1)
+    trainer, engine = make(engine={"stale": True, "weights_by": "nccl"}, learning_rate=1e-5)
     with pytest.raises(StaleWeightsError, match=r"a copy (still samples from|received the trainer)"):
         _run(trainer)
     assert len(trainer.history.curves) == 1
@@ -282,55 +252,54 @@ def test_a_sampler_with_stale_weights_stops_the_run_after_the_first_step(make: M
 def test_any_error_while_prefetching_ends_the_run(servers: Any) -> None:
     """In the thread that samples, too, nobody waits for it forever."""
 
-    class Sampler(_Sampler):
-        def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
-            raise SystemExit(3)
+    def fail(number: int) -> int:
+        raise SystemExit(3)
 
-        def update_weights(self, version: int) -> float:
-            return 0.0
-
-        def sleep(self) -> None:
-            pass
-
-    rollouts = _rollouts(grpo_config(**{**OVERLAP, "sampler__servers": servers}), Sampler(lambda _: 1))
+    rollouts = _rollouts(grpo_config(**{**OVERLAP, "sampler__servers": servers}), _Sampler(fail))
     with pytest.raises((RuntimeError, SystemExit)):
         rollouts.of_step(1)
 
 
 def test_weights_change_after_all_processes_have_prefetched() -> None:
     """Servers would sample what is left of a rollout from the next weights."""
-    events: list[str] = []
+    sampler = _Sampler(lambda _: 1)
 
-    class Waiting(_Separate):
+    class Waiting(OneOf):
         def barrier(self, what: str) -> None:
-            events.append(what)
+            sampler.events.append(what)
 
-    class Sampler(_Sampler):
-        def update_weights(self, version: int) -> float:
-            events.append(f"weights {version}")
-            return 0.0
-
-        def sleep(self) -> None:
-            pass
-
-    rollouts = _rollouts(grpo_config(**OVERLAP), Sampler(lambda _: 1), ranks=Waiting(0, 2))
+    rollouts = _rollouts(grpo_config(**OVERLAP), sampler, ranks=Waiting(0, 2))
     for step in (1, 2):
         rollouts.of_step(step)
-    assert events[-2:] == ["the end of prefetching", "weights 1"]
+    assert sampler.events[-2:] == ["the end of prefetching", "weights 1"]
 
 
-def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make) -> None:
-    """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what."""
+def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make, tmp_path: Path) -> None:
+    """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what.
+
+    A resumed run goes on with the rollouts that were sampled ahead.
+    """
     sampled_from = [0, 0, 0, 2]
     settings = {**OVERLAP, "sampler__max_staleness": 2, "num_steps": 4, "prompts_per_step": 1}
-    rows = []
+    rows, saved = [], dict[str, Any]()
+
+    def save_state(step: int) -> None:
+        if step == 2:
+            save_file(trainer.policy.state(), tmp_path / "policy.safetensors")
+            saved.update(values=trainer.state(), policy=tmp_path / "policy.safetensors")
+
     for servers in (SERVERS, None):
         trainer, engine = make(**{**settings, "sampler__servers": servers})
-        _run(trainer)
+        _run(trainer, after_step=save_state)
         assert sorted(engine.sampled_from) == sampled_from
         assert engine.versions == sorted(set(sampled_from))
         rows.append(trainer.history.curves)
-    assert rows[0] == rows[1]
+    resumed, engine = make(**settings, saved=type("Saved", (), saved))
+    _run(resumed, steps_done=2)
+    assert engine.sampled_from == [2]
+    assert rows[0] == rows[1] == resumed.history.curves
+    pairs = zip(resumed.checkpoint.model.parameters(), trainer.checkpoint.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
     ages = [step - version for step, version in enumerate(sampled_from)]
     assert [row["staleness_mean"] for row in rows[0]] == [row["staleness_max"] for row in rows[0]] == ages
     mismatches = [row["sampler_mismatch"] or 0.0 for row in rows[0]]  # an update's worth for each
@@ -339,32 +308,6 @@ def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make
     assert all(row["gradient_norm"] for row in rows[0])
     rates = [row["learning_rate"] for row in rows[0]]  # a warm-up of one step, then down to a tenth
     assert [rates[0], rates[-1]] == pytest.approx([1e-3, 1e-4])
-
-
-def test_servers_sample_a_segment_while_the_policy_learns(make: Make, tmp_path: Path) -> None:
-    """Each from the newest weights, those of the step before; a resumed run goes on with the same completions."""
-    saved: dict[str, Any] = {}
-    sampler = {"sampler__max_staleness": 3, "sampler__segment_tokens": 4, "sampling__max_new_tokens": 12}
-    settings = {**OVERLAP, **sampler, "num_steps": 5, "prompts_per_step": 2}
-    straight, engine = make(**settings, learning_rate=1e-2)
-
-    def save_state(step: int) -> None:
-        if step == 3:
-            save_file(straight.policy.state(), tmp_path / "policy.safetensors")
-            saved.update(values=straight.state(), policy=tmp_path / "policy.safetensors")
-
-    _run(straight, after_step=save_state)
-    assert engine.sampled_from == sorted(engine.sampled_from)
-    assert list(dict.fromkeys(engine.sampled_from)) == [0, 1, 2, 3]
-    rows = straight.history.curves
-    assert 1 < max(row["staleness_max"] or 0 for row in rows) <= 3
-    assert max(row["groups_in_flight"] or 0 for row in rows) > 2
-    assert {row["stale_truncated_fraction"] for row in rows} <= {0, None}  # three segments of 4 tokens are enough
-    resumed, _ = make(**settings, learning_rate=1e-2, saved=type("Saved", (), saved))
-    _run(resumed, steps_done=3)
-    assert resumed.history.curves == rows
-    pairs = zip(resumed.checkpoint.model.parameters(), straight.checkpoint.model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_validation_leaves_prefetched_rollouts_as_they_are(make: Make) -> None:

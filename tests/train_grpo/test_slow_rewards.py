@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from components.grading.verifier import Verdict
 from components.shared import jsonl
 from components.shared.errors import RetryableError
 from components.train_grpo.custom_rewards import Failure
@@ -36,22 +37,17 @@ def test_as_many_calls_are_made_at_once_as_are_allowed() -> None:
     """Functions in threads and coroutines alike; the answers come in the order of the calls."""
     barrier, at_work, most = threading.Barrier(3, timeout=20), [0], [0]
 
-    def waiting() -> float:
-        return float(barrier.wait() >= 0)
-
-    def asking(number: int) -> Callable[[], Any]:
-        async def ask() -> float:
-            at_work[0] += 1
-            most[0] = max(most[0], at_work[0])
-            await asyncio.sleep(0)
-            at_work[0] -= 1
-            return float(number)
-
-        return ask
+    async def ask(number: int) -> float:
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        await asyncio.sleep(0)
+        at_work[0] -= 1
+        return float(number)
 
     limits = RewardCallsConfig(max_concurrency=3, timeout_s=30.0, max_tries=1, deadline_s=60.0)
-    assert Answers().get([_call(str(n), waiting, in_thread=True) for n in range(3)], limits) == [1.0] * 3
-    assert Answers().get([_call(str(n), asking(n)) for n in range(10)], limits) == list(map(float, range(10)))
+    waiting = [_call(str(number), lambda: barrier.wait() >= 0, in_thread=True) for number in range(3)]
+    assert Answers().get(waiting, limits) == [1.0] * 3
+    assert Answers().get([_call(str(n), partial(ask, n)) for n in range(10)], limits) == list(map(float, range(10)))
     assert most == [3]
 
 
@@ -60,31 +56,28 @@ def test_temporary_errors_are_retried_and_others_are_failures(monkeypatch: pytes
     monkeypatch.setattr("components.train_grpo.slow_rewards._FIRST_PAUSE_S", 0.0)
     tries: list[str] = []
 
-    def raising(name: str, *errors: Exception) -> Callable[[], Any]:
-        left = list(errors)
+    def call(name: str, *results: Any) -> Call:
+        left = list(results)
 
-        async def ask() -> float:
+        def ask() -> Any:
             tries.append(name)
-            if left:
-                raise left.pop(0)
-            return 0.5
+            result = left.pop(0)
+            if isinstance(result, Exception):
+                raise result
+            return result
 
-        return ask
+        return _call(name, ask, in_thread=True)
 
-    def cancelled() -> float:
-        raise CancelledError("mine")
-
-    lost = [RetryableError("busy") for _ in range(3)]
     calls = [
-        _call("twice", raising("twice", ConnectionError("reset"), RetryableError("busy"))),
-        _call("lost", raising("lost", *lost)),
-        _call("wrong", raising("wrong", KeyError("score"))),
-        _call("text", lambda: "good", in_thread=True),
-        _call("cancelled", cancelled, in_thread=True),
+        call("twice", ConnectionError("reset"), RetryableError("busy"), 0.5),
+        call("lost", *[RetryableError("busy") for _ in range(3)]),
+        call("wrong", KeyError("score")),
+        call("text", "good"),
+        call("cancelled", CancelledError("mine")),
     ]
     value, busy, wrong, text, over = Answers().get(calls, LIMITS)
     assert value == 0.5
-    assert sorted(tries) == ["lost"] * 3 + ["twice"] * 3 + ["wrong"]
+    assert sorted(tries) == ["cancelled"] + ["lost"] * 3 + ["text"] + ["twice"] * 3 + ["wrong"]
     assert "busy" in busy.message
     assert wrong.kind == "reward mine raised KeyError"
     assert text.kind == "reward mine raised ValueError"
@@ -93,16 +86,11 @@ def test_temporary_errors_are_retried_and_others_are_failures(monkeypatch: pytes
 
 def test_a_judge_that_never_answers_costs_its_deadline_once() -> None:
     """All calls are given up together, those that wait for their turn as well."""
-
-    async def never() -> float:
-        await asyncio.Event().wait()
-        return 0.0
-
     limits = RewardCallsConfig(max_concurrency=2, timeout_s=60.0, max_tries=3, deadline_s=0.2)
-    failures = Answers().get([_call(str(number), never) for number in range(20)], limits)
+    failures = Answers().get([_call(str(number), asyncio.Event().wait) for number in range(20)], limits)
     assert {each.message for each in failures} == {"reward mine did not answer within 0.2 s, the time for a rollout"}
     one = RewardCallsConfig(max_concurrency=2, timeout_s=0.05, max_tries=1, deadline_s=20.0)
-    (late,) = Answers().get([_call("late", never)], one)
+    (late,) = Answers().get([_call("late", asyncio.Event().wait)], one)
     assert "no answer within 0.05 s" in late.message
 
 
@@ -113,17 +101,15 @@ def test_no_call_is_made_twice(tmp_path: Path) -> None:
     async def ask() -> float:
         return float(next(numbers))
 
-    first = Answers(tmp_path, rank=0)
+    first, other = Answers(tmp_path, rank=0), Answers(tmp_path, rank=1)
     assert first.get([_call("a", ask), _call("a", ask)], LIMITS) == [0.0, 0.0]
     assert first.get([_call("b", ask)], LIMITS) == [1.0]
+    assert other.get([_call("c", ask)], LIMITS) == [2.0]
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
     again = Answers(tmp_path, rank=0)
-    assert again.get([_call("a", ask), _call("b", ask)], LIMITS) == [0.0, 2.0]
-    other = Answers(tmp_path, rank=1)
-    assert other.get([_call("b", ask)], LIMITS) == [2.0]
-    assert other.get([_call("c", ask)], LIMITS) == [3.0]
-    assert Answers(tmp_path).get([_call("c", ask)], LIMITS) == [3.0]
+    assert again.get([_call("a", ask), _call("b", ask), _call("c", ask)], LIMITS) == [0.0, 3.0, 2.0]
+    assert Answers(tmp_path).get([_call("b", ask)], LIMITS) == [3.0]
 
 
 async def _half(problem: Any, response: Any, result: Any) -> float:
@@ -145,8 +131,7 @@ def test_rewards_that_wait_are_scored_with_the_others() -> None:
     config = grpo_config(reward__weights={"accuracy": 1.0, **weights}, reward__by_source={"other": {"accuracy": 1.0}})
     texts_PG = [["0.125", "0.75"], ["0.5", "0.25"], ["lost", "1.0"]]
     completions_PG = [[completion(text=text) for text in texts] for texts in texts_PG]
-    grades = [grade("right") for _ in range(6)]  # type: ignore[arg-type]
-    score = Scorer(config, tiny.checkpoint(), lambda *_: grades)
+    score = Scorer(config, tiny.checkpoint(), lambda *_: [grade(Verdict.RIGHT)] * 6)
     other = tiny.PROBLEMS[2].model_copy(update={"source": "other"})
     first, *groups = score([other, *tiny.PROBLEMS[:2]], completions_PG)
     assert [scored.rewards for scored in first.scored_G] == [{"accuracy": (1.0,)}] * 2
@@ -219,7 +204,6 @@ def test_the_mean_of_the_ratings_is_the_reward(monkeypatch: pytest.MonkeyPatch) 
 def test_a_judge_that_is_too_slow_is_left() -> None:
     """Its connection is closed, by which it may know that nobody waits."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(60)
         with pytest.raises(RetryableError, match="timed out"):
             judge(tiny.problem(3), "5", _settings(f"http://127.0.0.1:{server.getsockname()[1]}/v1"), 0.1)
         connection, _ = server.accept()
@@ -235,7 +219,7 @@ def test_the_judge_is_a_reward() -> None:
     with answering([_rated({"right": 10, "short": 10}), _rated({"right": 10, "short": 10})]) as (url, requests):
         settings = _settings(url).model_dump()
         config = grpo_config(reward__weights={"accuracy": 1.0, "judge": 0.5}, reward__judge=settings)
-        score = Scorer(config, tiny.checkpoint(), lambda *_: [grade("right")] * 2)  # type: ignore[arg-type]
+        score = Scorer(config, tiny.checkpoint(), lambda *_: [grade(Verdict.RIGHT)] * 2)
         (group,) = score(tiny.PROBLEMS[:1], [[completion(text=text) for text in texts]])
     assert [scored.combined(config.reward.weights) for scored in group.scored_G] == [(1.5,), (1.5,)]
     assert "psst" not in json.dumps(requests)

@@ -13,6 +13,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from components.cluster.config import ClusterConfig, ClusterStage, on_cluster
 from components.grading.verifier import Verifier
+from components.policy.checkpoint import save
+from components.policy.engine import Policy
+from components.policy.logprobs import LogprobModel
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
@@ -22,7 +25,6 @@ from components.train_grpo.reference import Reference
 from components.train_grpo.train import sampling_services
 from components.train_grpo.worker import build_trainer
 from tests import tiny
-from tests.train_grpo import acting
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
@@ -30,9 +32,8 @@ from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 ROOT = Path(__file__).parents[2]
 
 
-def _undecided() -> list[Problem]:
-    """Return problems with one question and different solutions: a model fitted to them answers now this, now that."""
-    return [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
+UNDECIDED = [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
+"""Problems with one question and different solutions: a model fitted to them answers now this, now that."""
 
 
 def _run(folder: Path, problems: list[Problem], reference: Path, /, **changes: Any) -> list[dict[str, Any]]:
@@ -44,49 +45,45 @@ def _run(folder: Path, problems: list[Problem], reference: Path, /, **changes: A
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reference that is right in half of its samples."""
-    folder = tmp_path_factory.mktemp("models") / "reference"
-    acting.write_reference(folder, None, _undecided(), steps=30)
+    folder, checkpoint = tmp_path_factory.mktemp("reference"), tiny.checkpoint()
+    engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(zero_stage=0))
+    for _ in range(30):
+        for batch in tiny.batches(checkpoint.examples(UNDECIDED), 2000):
+            engine.backward(-engine(batch).logprobs_N.mean())
+        engine.step(1e-2)
+    save(checkpoint, folder)
     return folder
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "zero 3, checkpointing": {"engine__zero_stage": 3, "engine__gradient_checkpointing": True},
-    "dapo": {
+@pytest.mark.slow
+def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path) -> None:
+    """From one right answer in two to nearly all, by reward alone, with sharded weights and options of DAPO."""
+    dapo = {
         "advantage__estimator": "z_score_bessel",
-        "loss__aggregation": "token_mean",
-        "loss__clip": {"low": 0.2, "high": 0.28},
-        "loss__kl__coefficient": 0.0,
+        "loss": {"aggregation": "token_mean", "clip": {"low": 0.2, "high": 0.28}},
         "prompts__max_resampling_rounds": 2,
         "sampling__truncated": "mask",
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", list(VARIANTS))
-def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path, variant: str) -> None:
-    """From one right answer in two to nearly all, by reward alone, in every variant and under any ZeRO stage."""
-    settings = {"num_steps": 20, "prompts_per_step": 1, "group_size": 16, "engine__micro_batch_tokens": 10_000}
-    questions = [tiny.problem(3), tiny.problem(3, id="again")]
-    curves = _run(tmp_path, questions, reference, **{**settings, **VARIANTS[variant]})
+    }
+    engine = {"engine__zero_stage": 3, "engine__gradient_checkpointing": True, "engine__micro_batch_tokens": 10_000}
+    settings = {"num_steps": 20, "prompts_per_step": 1, "group_size": 16, **dapo, **engine}
+    curves = _run(tmp_path, [tiny.problem(3), tiny.problem(3, id="again")], reference, **settings)
     assert 0.2 < sum(row["accuracy"] for row in curves[:2]) / 2 < 0.8
     assert sum(row["accuracy"] for row in curves[-3:]) / 3 > 0.8
-    if variant.startswith("zero"):
-        assert (curves[0]["ratio_min"], curves[0]["ratio_max"]) == (1.0, 1.0)
-        # Of equal weights: where a policy is sharded or recomputes, its reference is computed by fewer operators.
-        assert abs(curves[0]["kl"]) < 1e-12
-        assert curves[-1]["kl"] > 1e-4
+    assert (curves[0]["ratio_min"], curves[0]["ratio_max"]) == (1.0, 1.0)
+    # Of equal weights: where a policy is sharded or recomputes, its reference is computed by fewer operators.
+    assert abs(curves[0]["kl"]) < 1e-12
+    assert max(row["kl"] or 0 for row in curves) > 1e-4
 
 
 @pytest.mark.slow
 def test_a_profile_has_the_phases_of_its_step(tmp_path: Path, reference: Path) -> None:
     """Of the steps that are named, and of the next one where a file asks for it; the result is that of any run."""
     settings = {"num_steps": 3, "prompts_per_step": 1, "reward__weights": SHORTNESS}
-    _run(tmp_path / "plain", _undecided(), reference, **settings)
+    _run(tmp_path / "plain", UNDECIDED, reference, **settings)
     profiled = tmp_path / "profiled"
     (profiled / "work" / "live").mkdir(parents=True)
     (profiled / "work" / "live" / "profile").touch()
-    _run(profiled, _undecided(), reference, **settings, profile_steps=[3])
+    _run(profiled, UNDECIDED, reference, **settings, profile_steps=[3])
     traces = sorted((profiled / "training" / "profile").iterdir())
     assert [trace.name for trace in traces] == ["step-000001.json.gz", "step-000003.json.gz"]
     for trace in traces:
@@ -159,10 +156,14 @@ def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path,
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "training" / "reward_model").num_labels == 1
 
 
-def test_a_run_without_any_learning_signal_fails(tmp_path: Path, reference: Path) -> None:
-    """Where no group of the whole run differs, the policy would be the reference under another name."""
-    with pytest.raises(PipelineError, match="no learning signal in any step"):
-        _run(tmp_path, [tiny.problem(3, answer="12345")], reference, num_steps=1, warmup_steps=0, prompts_per_step=1)
+def test_a_run_without_a_learning_signal_fails(tmp_path: Path, reference: Path) -> None:
+    """It stops at a checkpoint, from which it goes on where the limit is raised, and fails at its end."""
+    for limit, message in ((2, "in the last 2 steps"), (2, "in the last 2 steps"), (9, "in any step of the run")):
+        settings = {"num_steps": 4, "prompts_per_step": 1, "reward__max_steps_without_signal": limit}
+        with pytest.raises(PipelineError, match=f"no learning signal {message}"):
+            _run(tmp_path, [tiny.problem(3, answer="12345")], reference, **settings)
+        step = 4 if limit == 9 else 2
+        assert [path.name for path in (tmp_path / "work/checkpoints").glob("step-*")] == [f"step-00000{step}"]
 
 
 def _example(language: str) -> str:
@@ -181,21 +182,15 @@ def test_a_custom_reward_needs_one_function_and_one_line(
     (tmp_path / "my_rewards.py").write_text(_example("python"))
     monkeypatch.syspath_prepend(str(tmp_path))
     weights = yaml.safe_load(_example("yaml"))["train_grpo"]["reward"]["weights"]
-    curves = _run(
-        tmp_path,
-        [tiny.problem(3)],
-        reference,
-        prompts_per_step=1,
-        group_size=16,
-        logged_completions_per_step=16,
-        reward__weights=weights,
-    )
+    weights["tests.train_grpo.groups:patient"] = 0.0
+    settings = {"prompts_per_step": 1, "group_size": 16, "logged_completions_per_step": 16}
+    curves = _run(tmp_path, [tiny.problem(3)], reference, **settings, reward__weights=weights)
     assert [row["step"] for row in curves] == [1, 2, 3]
     timings = [row for _, row in jsonl.read_rows(tmp_path / "timings" / "timings.jsonl")]
     phases = ("sampling_s", "scoring_s", "reference_s", "update_s")
     assert all(row[phase] > 0 for row in timings for phase in phases)
     assert all(sum(row[phase] for phase in phases) <= row["step_s"] + 1e-3 for row in timings)
-    assert all(0 < row["update_flop_utilisation"] < 1 for row in timings)
+    assert all(0 <= row["update_flop_utilisation"] < 1 for row in timings)  # rounded to 0 on a busy machine
     before, after = (AutoModelForCausalLM.from_pretrained(path) for path in (reference, tmp_path / "policy"))
     assert any(not torch.equal(one, other) for one, other in zip(before.parameters(), after.parameters(), strict=True))
     records = rows(tmp_path, "completions")
@@ -206,6 +201,9 @@ def test_a_custom_reward_needs_one_function_and_one_line(
         assert row["reward"] == pytest.approx(row["rewards"]["accuracy"][0] + 0.2 * expected)
     of_first = [row["rewards"]["my_rewards:brevity"][0] for row in records[:16]]
     assert curves[0]["reward_my_rewards_brevity"] == pytest.approx(sum(of_first) / 16)
+    calls = jsonl.read_json(tmp_path / "timings" / "reward_calls.json")["tests.train_grpo.groups:patient"]["calls"]
+    stored = (tmp_path / "work" / "answers" / "rank-0.jsonl").read_text().count('"call"')
+    assert calls == stored == len({row["completion"] for row in records})
 
 
 def test_a_run_stops_where_a_reward_fails_too_often(
@@ -220,24 +218,18 @@ def test_a_run_stops_where_a_reward_fails_too_often(
         _run(tmp_path, tiny.PROBLEMS, reference, reward__weights=weights, reward__model=REWARD_MODEL)
 
 
-VLLM = {key: SERVERS[key] for key in SERVERS if key not in ("num_servers", "devices", "lost_deadline_s")}
-
-
-def _cluster(folder: Path, rollout_servers: int) -> ClusterStage:
-    config = ClusterConfig(image="gpu:1", mount=str(folder), rollout_servers=rollout_servers)
-    return ClusterStage(config, "0f1e2d3c", "train_grpo", folder / "records")
-
-
 def test_on_a_cluster_weights_are_exchanged_through_the_volume(tmp_path: Path) -> None:
     """No memory is shared by pods, and servers are pods of the job: none is started here."""
-    for sampler in ({"sampler__vllm": VLLM}, {"sampler__servers": SERVERS}):
-        config = grpo_config(**sampler)
-        with on_cluster(_cluster(tmp_path, 1)), sampling_services(config, tmp_path, tmp_path):
+    clusters = [ClusterConfig(image="gpu:1", mount=str(tmp_path), rollout_servers=number) for number in (0, 1)]
+    none, one = (ClusterStage(each, "0f1e2d3c", "train_grpo", tmp_path / "records") for each in clusters)
+    for key, sampler in (("vllm", {}), ("servers", SERVERS)):
+        config = grpo_config(**{f"sampler__{key}": sampler})
+        with on_cluster(one), sampling_services(config, tmp_path, tmp_path):
             assert os.environ[WEIGHTS_VARIABLE] == str(tmp_path / "weights")
             assert SERVERS_VARIABLE not in os.environ
         assert WEIGHTS_VARIABLE not in os.environ
     with (
-        on_cluster(_cluster(tmp_path, 0)),
+        on_cluster(none),
         pytest.raises(PipelineError, match=r"set cluster.rollout_servers"),
         sampling_services(config, tmp_path, tmp_path),
     ):

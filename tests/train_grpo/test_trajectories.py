@@ -4,8 +4,8 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from components.shared.tools import ToolsConfig
 from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.records import completion_records
-from components.train_grpo.reward_examples import LabeledExample, examples_of
+from components.train_grpo.reward_examples import examples_of
 from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import answer_format
 from components.train_grpo.rollouts import Rollout
@@ -57,16 +57,17 @@ def _score(completions: list[Completion], **changes: Any) -> list[ScoredCompleti
     [
         ("3+5=8\n", False, "{question}\n", "#### 18", 1.0),
         ("#### 18\n", False, "{question}\n", "18", 0.0),
-        ("<think>3+5=8</think>\n```calculator\n3+5\n```\n", False, "<think> first. {question}\n", "#### 18", 1.0),
-        ("3+5=8</think>\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 1.0),
-        ("3+5=8\n```calculator\n3+5\n```\n", True, "{question}\n<think>\n", "#### 18", 0.0),
+        ("<think>3+5=8</think>\n", False, "<think> first. {question}\n", "#### 18", 1.0),
+        ("3+5=8</think>\n", True, "{question}\n<think>\n", "#### 18", 1.0),
+        ("3+5=8\n", True, "{question}\n<think>\n", "#### 18", 0.0),
     ],
 )
 def test_the_format_of_a_trajectory_is_an_answer_at_its_end_and_a_thought_at_its_beginning(
     first: str, in_thought: bool, prompt: str, last: str, expected: float
 ) -> None:
     """Where thoughts are asked for; the turns before the last are its reasoning."""
-    response = replace(trajectory(Turn(3, first, "18\n"), Turn(5, last)), in_thought=in_thought)
+    turns = Turn(3, first, "18\n", in_thought=in_thought), Turn(5, last)
+    response = replace(trajectory(*turns), in_thought=in_thought)
     model = ModelConfig(base="scratch:tiny", prompt=prompt)
     assert answer_format(tiny.PROBLEMS[0], response, grade(Verdict.WRONG), model=model) == expected
 
@@ -100,37 +101,27 @@ def test_a_trajectory_whose_environment_failed_has_no_reward_and_no_part_in_the_
     groups = [Group(tiny.PROBLEMS[0], scored_g)]
     assert make_experience(config, groups, torch.device("cpu")).in_loss_B.tolist() == [False, True, False]
     assert [each.completion.truncated for each in scored_g] == [False] * 3
-    message = (
-        r"^67% of the 3 completions .*2 times, first for problem .*its environment failed.*train_sft\.model\.tools"
-    )
+    message = r"^67% of the 3 completions .*2 times, first for .*its environment failed.*train_sft\.model\.tools"
     with pytest.raises(PipelineError, match=message) as error:
         require_scorable(config, groups)
     assert "Check these rewards" not in str(error.value)
 
 
-@pytest.mark.parametrize("supervision", ["outcome", "turn"])
-def test_a_reward_model_reads_a_trajectory_where_its_turns_end(supervision: str) -> None:
-    """The ends of steps count sampled tokens; the model reads those of an environment, too."""
-    config = reward_model_config(reward__supervision=supervision)
-    checkpoint = tiny.checkpoint()
-    assert config.reward.model
-    model = RewardModel(config, config.reward.model, checkpoint, None)
-    seen: list[tuple[int, ...]] = []
+@pytest.mark.parametrize(("supervision", "ends"), [("outcome", (7,)), ("turn", (3, 7))])
+def test_a_reward_model_reads_completions_where_their_steps_end(supervision: str, ends: tuple[int, ...]) -> None:
+    """In one call for all groups. The ends of steps count sampled tokens; the model reads an environment's, too."""
+    config, calls = reward_model_config(reward__supervision=supervision), list[Any]()
 
-    def record(tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        seen.extend(step_ends)
-        return [[0.0] * len(ends) for ends in step_ends]
+    def score(tokens: Sequence[TokenSequence], step_ends: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        calls.append(tokens)
+        return [[float(end) for end in ends] for ends in step_ends]
 
-    with patch.object(model, "score", record):
-        score = Scorer(config, checkpoint, lambda *_: [RIGHT], model)
-        group = score([tiny.PROBLEMS[0]], [[trajectory(ASKED, ANSWERED)]])[0]
-    assert seen == [(3, 7) if supervision == "turn" else (7,)]
-    (example,) = examples_of(config, group)
-    assert isinstance(example, LabeledExample)
+    scorer = Scorer(config, tiny.checkpoint(), lambda *_: [RIGHT] * 3, cast(RewardModel, SimpleNamespace(score=score)))
+    groups = scorer(tiny.PROBLEMS[:2], [[completion(2), trajectory(ASKED, ANSWERED)], [completion(4)]])
+    assert [each.rewards["reward_model"] for group in groups for each in group.scored_G] == [(2,), ends, (4,)]
+    assert len(calls) == 1
+    _, example = examples_of(config, groups[0])
     assert example.step_ends == (7,)
-
-
-# Records --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_metrics_of_trajectories_by_hand() -> None:
@@ -207,13 +198,8 @@ def test_the_record_of_a_trajectory_shows_its_turns() -> None:
     [
         {},
         {"reward__weights": {"environment": 1.0}, "reward__supervision": "turn"},
-        {
-            "sampler__vllm": {"max_tokens": 64, "cache_gib": 0.1},
-            "sampler__correction": {"weight": {}, "mask": {"level": "sequence"}},
-            "sampler__max_mismatch": 1.0,
-        },
+        {"sampler__vllm": {}, "sampler__correction": {"weight": {}, "mask": {"level": "sequence"}}},
     ],
-    ids=["outcome", "turn", "a mask of completions"],
 )
 def test_completions_without_tokens_are_masked(
     changes: dict[str, Any], verify: Verifier, capsys: pytest.CaptureFixture[str]

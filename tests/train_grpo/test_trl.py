@@ -27,80 +27,52 @@ _VOCABULARY, _PAD = 19, 0
 _PYTHON_OF_TRL = "from environments import python_of; print(python_of('trl'))"
 _BETA, _MAX_NEW_TOKENS, _MAX_WEIGHT = 0.04, 16, 1.2
 _KL = {"beta": _BETA, "use_bias_correction_kl": False}
+_CORRECTED_KL = {"beta": _BETA, "use_bias_correction_kl": True}
 _OWN_KL = {"loss__kl__coefficient": _BETA}
+_OWN_CORRECTED_KL = {**_OWN_KL, "loss__kl__estimator": "k3_corrected"}
 _CLIPS: dict[str, Any] = {"epsilon": 0.1, "epsilon_high": 0.3}
 _OWN_CLIPS: dict[str, Any] = {"loss__clip": {"low": 0.1, "high": 0.3}}
+_OWN_WEIGHTS: dict[str, Any] = {"sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT}}
+_GSPO = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+_OWN_GSPO = {"loss__ratio": "sequence"}
+_CONSTANT = {"loss__aggregation": "constant"}
+_TOKENS = {"loss__aggregation": "token_mean"}
+_CISPO = {"loss_type": "cispo", "epsilon_high": 1.3}
+_OWN_CISPO = {"loss__policy_loss": "cispo", **_TOKENS}
 
 Case = tuple[dict[str, Any], dict[str, Any]]
 CASES: dict[str, Case] = {
     "grpo": ({"loss_type": "grpo"}, {}),
     "grpo, KL": ({"loss_type": "grpo", **_KL}, _OWN_KL),
-    "grpo, corrected KL": (
-        {"loss_type": "grpo", "beta": _BETA, "use_bias_correction_kl": True},
-        {**_OWN_KL, "loss__kl__estimator": "k3_corrected"},
-    ),
+    "grpo, corrected KL": ({"loss_type": "grpo", **_CORRECTED_KL}, _OWN_CORRECTED_KL),
     "grpo, asymmetric clips": ({"loss_type": "grpo", **_CLIPS}, _OWN_CLIPS),
-    "dr_grpo": ({"loss_type": "dr_grpo"}, {"loss__aggregation": "constant"}),
-    "dr_grpo, KL": ({"loss_type": "dr_grpo", **_KL}, {"loss__aggregation": "constant", **_OWN_KL}),
-    "bnpo": ({"loss_type": "bnpo"}, {"loss__aggregation": "token_mean"}),
-    "bnpo, KL": ({"loss_type": "bnpo", **_KL}, {"loss__aggregation": "token_mean", **_OWN_KL}),
-    "dapo, asymmetric clips": ({"loss_type": "dapo", **_CLIPS}, {"loss__aggregation": "token_mean", **_OWN_CLIPS}),
-    "dapo, KL, importance weights": (
-        {"loss_type": "dapo", **_KL},
-        {
-            "loss__aggregation": "token_mean",
-            **_OWN_KL,
-            "sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT},
-        },
-    ),
-    "gspo": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, {"loss__ratio": "sequence"}),
-    "gspo, KL, importance weights": (
-        {"loss_type": "grpo", "importance_sampling_level": "sequence", **_KL},
-        {
-            "loss__ratio": "sequence",
-            **_OWN_KL,
-            "sampler__correction__weight": {"level": "token", "max": _MAX_WEIGHT},
-        },
-    ),
+    "dr_grpo": ({"loss_type": "dr_grpo"}, _CONSTANT),
+    "dr_grpo, KL": ({"loss_type": "dr_grpo", **_KL}, {**_CONSTANT, **_OWN_KL}),
+    "bnpo": ({"loss_type": "bnpo"}, _TOKENS),
+    "bnpo, KL": ({"loss_type": "bnpo", **_KL}, {**_TOKENS, **_OWN_KL}),
+    "dapo, asymmetric clips": ({"loss_type": "dapo", **_CLIPS}, {**_TOKENS, **_OWN_CLIPS}),
+    "dapo, KL, importance weights": ({"loss_type": "dapo", **_KL}, {**_TOKENS, **_OWN_KL, **_OWN_WEIGHTS}),
+    "gspo": (_GSPO, _OWN_GSPO),
+    "gspo, KL, importance weights": ({**_GSPO, **_KL}, {**_OWN_GSPO, **_OWN_KL, **_OWN_WEIGHTS}),
     "sapo": (  # with a temperature that float32 holds: TRL rounds the default to it
         {"loss_type": "sapo", "sapo_temperature_neg": 1.0625},
         {"loss__policy_loss": "sapo", "loss__soft_clip": {"negative": 1.0625}},
     ),
-    "cispo": (
-        {"loss_type": "cispo", "epsilon_high": 1.3},
-        {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.999, "high": 0.3}},
-    ),
+    "cispo": (_CISPO, {**_OWN_CISPO, "loss__clip": {"low": 0.999, "high": 0.3}}),
 }
 """By name, the keys of TRL and ours that say the same."""
 DIFFERENT: dict[str, tuple[Case, float]] = {
     # Shares by which gradients differ; the reasons are in docs/reference/trl.md.
     "default KL": (({"loss_type": "grpo", "beta": _BETA}, _OWN_KL), 1e-3),
-    "gspo, corrected KL": (
-        (
-            {"loss_type": "grpo", "importance_sampling_level": "sequence", "beta": _BETA},
-            {"loss__ratio": "sequence", **_OWN_KL, "loss__kl__estimator": "k3_corrected"},
-        ),
-        1e-3,
-    ),
-    "cispo with a lower bound": (
-        (
-            {"loss_type": "cispo", "epsilon_high": 1.3},
-            {"loss__policy_loss": "cispo", "loss__aggregation": "token_mean", "loss__clip": {"low": 0.2, "high": 0.3}},
-        ),
-        1e-2,
-    ),
+    "gspo, corrected KL": (({**_GSPO, "beta": _BETA}, {**_OWN_GSPO, **_OWN_CORRECTED_KL}), 1e-3),
+    "cispo with a lower bound": ((_CISPO, {**_OWN_CISPO, "loss__clip": {"low": 0.2, "high": 0.3}}), 1e-2),
 }
 
 
 def _config(settings: dict[str, Any], *, max_tokens: int) -> TrainGRPOConfig:
-    return grpo_config(
-        prompts_per_step=2,
-        group_size=3,
-        sampling__max_new_tokens=_MAX_NEW_TOKENS,
-        sampler__max_mismatch=1.0,
-        engine__micro_batch_tokens=max_tokens,
-        **{"loss__kl__coefficient": 0.0, **settings},
-    )
+    sizes = {"prompts_per_step": 2, "group_size": 3, "sampling__max_new_tokens": _MAX_NEW_TOKENS}
+    others = {"sampler__max_mismatch": 1.0, "engine__micro_batch_tokens": max_tokens, "loss__kl__coefficient": 0.0}
+    return grpo_config(**{**sizes, **others, **settings})
 
 
 class _Both:
@@ -114,30 +86,22 @@ class _Both:
         self.model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ids, initializer_range=0.3)).double().eval()
         self.model.set_attn_implementation("sdpa")
         self.experience = exact_experience("the paper's", EXACT_SEQUENCES, self.model)
-        self._save(folder)
-        self.results = self._computed(folder)
-
-    def _save(self, folder: Path) -> None:
         self.model.save_pretrained(folder / "model")
         words = {"a": 1, "<pad>": _PAD, **{f"w{number}": number for number in range(2, _VOCABULARY)}}
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(WordLevel(words, unk_token="a")), pad_token="<pad>", eos_token="<pad>"
-        )
-        tokenizer.save_pretrained(folder / "model")
+        tokenizer, special = Tokenizer(WordLevel(words, unk_token="a")), {"pad_token": "<pad>", "eos_token": "<pad>"}
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder / "model")
         save_file(_padded(self.experience), folder / "inputs.safetensors")
-        cases = {**CASES, **{name: case for name, (case, _) in DIFFERENT.items()}}
         fixed = {"num_generations": 3, "max_completion_length": _MAX_NEW_TOKENS, "temperature": 1.0}
-        weights = {name: "weights" if "importance" in name else None for name in cases}
-        written = {
-            name: {"config": {**fixed, **theirs}, "importance_weights": weights[name]}
-            for name, (theirs, _) in cases.items()
-        }
-        (folder / "cases.json").write_text(json.dumps(written))
+        cases: dict[str, Any] = {}
+        for name, (theirs, _) in {**CASES, **{name: case for name, (case, _) in DIFFERENT.items()}}.items():
+            weights = "weights" if "importance" in name else None
+            cases[name] = {"config": {**fixed, **theirs}, "importance_weights": weights}
+        (folder / "cases.json").write_text(json.dumps(cases))
+        self.results = self._computed(folder)
 
     def _computed(self, folder: Path) -> dict[str, Tensor]:
-        found = subprocess.run(
-            [sys.executable, "-c", _PYTHON_OF_TRL], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False
-        )
+        command = [sys.executable, "-c", _PYTHON_OF_TRL]
+        found = subprocess.run(command, cwd=ROOT / "benchmarks", capture_output=True, text=True, check=False)
         if found.returncode:
             pytest.skip(f"needs TRL's environment, which a package index serves: {found.stderr.strip()[-200:]}")
         script = ROOT / "benchmarks/trl_losses.py"
@@ -153,9 +117,9 @@ class _Both:
 
     def difference(self, name: str, gradients: dict[str, Tensor]) -> float:
         """Return by how much our gradient differs from TRL's, as a share of that."""
-        wanted = {weight: self.results[f"{name}/{weight}"] for weight in gradients}
-        squares = sum(float((gradients[weight] - wanted[weight]).square().sum()) for weight in wanted)
-        return float((squares / sum(float(each.square().sum()) for each in wanted.values())) ** 0.5)
+        ours = torch.cat([each.flatten() for each in gradients.values()])
+        wanted = torch.cat([self.results[f"{name}/{weight}"].flatten() for weight in gradients])
+        return float((ours - wanted).norm() / wanted.norm())
 
 
 def _padded(experience: Experience) -> dict[str, Tensor]:

@@ -41,15 +41,9 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
     if config.teacher is not None and experience.teacher_logprobs_M is not None:
         to_teacher_M = experience.teacher_logprobs_M - experience.old_logprobs_M
         advantages_M = advantages_M + config.teacher.coefficient * to_teacher_M
-    parts = [
-        values_M.split(lengths)
-        for values_M in (
-            experience.old_logprobs_M,
-            experience.sampler_logprobs_M,
-            experience.reference_logprobs_M,
-            advantages_M,
-        )
-    ]
+    logprobs = (experience.old_logprobs_M, experience.sampler_logprobs_M, experience.reference_logprobs_M)
+    parts = [values_M.split(lengths) for values_M in (*logprobs, advantages_M)]
+    in_loss = [length * counts for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True)]
     total = torch.zeros((), dtype=torch.float64)
     for number, sequence in enumerate(experience.sequences_B):
         if not experience.in_loss_B[number]:
@@ -66,7 +60,6 @@ def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTraine
             objective = objective * _correction(config, (old_T - sampler_T).tolist(), t)
             kl = _kl(config, logprobs_T[t], reference_T[t], token_ratio)
             objective = objective - config.loss.kl.coefficient * kl
-            in_loss = [length * counts for length, counts in zip(lengths, experience.in_loss_B.tolist(), strict=True)]
             total = total - _weight(config, in_loss, number) * objective
     return total
 

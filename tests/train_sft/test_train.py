@@ -17,31 +17,24 @@ from components.train_sft.config import TrainSFTConfig
 from components.train_sft.train import train
 from components.train_sft.worker import _step
 from tests import chat_model, tiny
+from tests.train_grpo.written_out import plain_scores
 
 
 def _config(**changes: Any) -> TrainSFTConfig:
-    fields = {
-        "model": tiny.MODEL.model_dump(),
-        "seed": 1,
-        "num_steps": 3,
-        "examples_per_step": 6,
-        "learning_rate": 1e-2,
-        "warmup_steps": 1,
-        "final_learning_rate_fraction": 0.1,
-        "max_tokens": 64,
-        "checkpoint": tiny.CHECKPOINT,
-        "engine": tiny.engine_config().model_dump(),
-    }
+    sizes = {"num_steps": 3, "examples_per_step": 6, "max_tokens": 64}
+    rate = {"learning_rate": 1e-2, "warmup_steps": 1, "final_learning_rate_fraction": 0.1}
+    parts = {"model": tiny.MODEL, "checkpoint": tiny.CHECKPOINT, "engine": tiny.engine_config().model_dump()}
+    fields = {"seed": 1, **sizes, **rate, **parts}
     return TrainSFTConfig.model_validate({**fields, **changes})
 
 
 def _run(folder: Path, config: TrainSFTConfig) -> dict[str, float]:
     """Run the step function over the tiny problems, its outputs in `folder`."""
-    for name in ("problems", "base_model", "reference", "training"):
-        (folder / name).mkdir(parents=True)
+    folders = {name: folder / name for name in ("problems", "base_model", "reference", "training")}
+    for path in folders.values():
+        path.mkdir(parents=True)
     write_problems(folder / "problems", Split.TRAIN, tiny.PROBLEMS)
-    outputs = {name: folder / name for name in ("base_model", "reference", "training")}
-    return train(config, problems=folder / "problems", **outputs, work=folder / "work")
+    return train(config, **folders, work=folder / "work")
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
@@ -61,25 +54,15 @@ def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
     model = ModelConfig.model_validate({**tiny.MODEL.model_dump(), "tools": {"environment": "calculator"}})
     checkpoint = create(model, problems, seed=1, dtype=torch.float32)
     acting, plain = checkpoint.examples(problems)
-    ((start, stop),) = acting.environment
-    parts = (acting.completion_ids[:start], acting.completion_ids[start:stop], acting.completion_ids[stop:])
-    assert parts == (
-        checkpoint.encode(call),
-        checkpoint.read_observation("6", ended=False).ids,
-        (*checkpoint.encode(answer), 1),
-    )
+    ((start, stop),), ids = acting.environment, acting.completion_ids
+    assert ids[start:stop] == checkpoint.read_observation("6", ended=False).ids
+    assert (ids[:start], ids[stop:]) == (checkpoint.encode(call), (*checkpoint.encode(answer), 1))
     assert plain.environment == ()
-    nlls = []
-    for sequence in (acting, plain):
-        logits_TV = (
-            checkpoint.model(torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])).logits[0].double()
-        )
-        predicted = torch.log_softmax(logits_TV, dim=-1)[len(sequence.prompt_ids) - 1 : -1]
-        nll_T = -predicted.gather(1, torch.tensor(sequence.completion_ids)[:, None]).squeeze(1).detach()
-        nlls.append(torch.cat([nll_T[:start], nll_T[stop:]]) if sequence is acting else nll_T)
+    with torch.no_grad():
+        logprobs = [plain_scores(checkpoint.model, sequence)[0] for sequence in (acting, plain)]
     engine = Policy(LogprobModel(checkpoint.model, temperature=1.0), tiny.engine_config(micro_batch_tokens=50))
     loss = _step(_config(), checkpoint, engine, [acting, plain], step=1)["loss"]
-    assert loss == pytest.approx(float(torch.cat(nlls).mean()), rel=1e-5)
+    assert loss == pytest.approx(-float(torch.cat(logprobs).mean()), rel=1e-5)
 
 
 def test_it_writes_the_base_model_the_reference_and_the_curves(tmp_path: Path) -> None:
@@ -90,12 +73,13 @@ def test_it_writes_the_base_model_the_reference_and_the_curves(tmp_path: Path) -
     metrics = _run(tmp_path / "two", _config())
     _run(tmp_path / "three", _config(engine=tiny.engine_config(zero_stage=3).model_dump()))
     folders = ("two/base_model", "two/reference", "three/reference")
-    base, reference, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in folders)
+    base, reference, other = (
+        dict(AutoModelForCausalLM.from_pretrained(tmp_path / name).named_parameters()) for name in folders
+    )
     untrained = dict(tiny.checkpoint().model.named_parameters())
-    assert all(torch.equal(weight, untrained[name]) for name, weight in base.named_parameters())
-    assert not any(torch.equal(weight, untrained[name]) for name, weight in reference.named_parameters())
-    for (name, weight), expected in zip(other.named_parameters(), reference.parameters(), strict=True):
-        torch.testing.assert_close(weight, expected, rtol=1e-3, atol=1e-4, msg=name)
+    torch.testing.assert_close(base, untrained, rtol=0, atol=0)
+    assert not any(torch.equal(weight, untrained[name]) for name, weight in reference.items())
+    torch.testing.assert_close(other, reference, rtol=1e-3, atol=1e-4)
     rows = [row for _, row in jsonl.read_rows(tmp_path / "two/training/steps.jsonl")]
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[-1]["loss"] == metrics["loss"] < rows[0]["loss"]

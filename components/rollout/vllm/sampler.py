@@ -21,8 +21,8 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict, save_adapters
 from components.policy.packing import TokenSequence, pack
-from components.rollout.sampler import Completion, PartialCompletions, Sampling
-from components.rollout.trajectory import RolloutContext, Status, Trajectory, completions_of
+from components.rollout.sampler import Completion, Sampling
+from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from components.rollout.vllm.verification import verify_logprobs
 from components.shared.problem import Problem
@@ -32,27 +32,23 @@ _MAX_PROBE_TOKENS = 16
 
 
 def complete(
-    engine: VllmServers,
-    checkpoint: Checkpoint,
-    problems: Sequence[Problem],
-    sampling: Sampling,
-    partial: PartialCompletions | None = None,
+    engine: VllmServers, checkpoint: Checkpoint, problems: Sequence[Problem], sampling: Sampling
 ) -> list[list[Completion]]:
     """Return the completions of each problem by an engine; the weights in `checkpoint` are not used.
 
     Stop texts, and calls in fenced blocks, need an engine that was started with a tokenizer. While a policy trains on a
     GPU, requests have no seeds: with seeds vLLM samples row by row, and repeats nothing anyway, as its batches depend
-    on time. A completion that goes on after a turn or a pause has another seed there.
+    on time. Each later turn has another seed.
     """
     seeds: Sequence[int | None] = [None] * len(problems)
     if checkpoint.device.type != "cuda":
         # One for each group: vLLM adds the number of the completion in its group.
         generator = random.Random(sampling.seed)
         seeds = [generator.getrandbits(53) for _ in problems]
-    groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems, partial)
+    groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems)
     with engine.submitting() as submit:
         _Turns(submit, checkpoint, sampling, seeds).run_to_completion(groups)
-    return completions_of(groups)
+    return [[each.completion() for each in group] for group in groups]
 
 
 def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> dict[str, Any]:
@@ -75,11 +71,11 @@ def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> 
 
 
 class _Turns:
-    """Runs trajectories to completion with a request for each turn; the first turns of a new group are one request."""
+    """Runs trajectories to completion with a request for each turn; the first turns of a group are one request."""
 
     def __init__(self, submit: Submit, checkpoint: Checkpoint, sampling: Sampling, seeds: Sequence[int | None]) -> None:
         """`seeds` has the seed of each problem's requests; None for requests without a seed."""
-        self._submit, self._sampling, self._seeds = submit, sampling, seeds
+        self._submit, self._seeds = submit, seeds
         turn_stops = checkpoint.format.turn_stops if sampling.environments is not None else ()
         self._params = _params(checkpoint, sampling, (*sampling.stop, *turn_stops))
         self._answers: SimpleQueue[tuple[Future[Any], list[Trajectory]]] = SimpleQueue()
@@ -89,17 +85,12 @@ class _Turns:
         self._num_open = 0
         """Trajectories that are not done."""
 
-    def run_to_completion(self, groups: Sequence[Sequence[Trajectory | Completion]]) -> None:
+    def run_to_completion(self, groups: Sequence[list[Trajectory]]) -> None:
         """Return once all trajectories are done."""
         for problem, group in enumerate(groups):
-            unfinished = [each for each in group if isinstance(each, Trajectory) and each.status is Status.SAMPLING]
-            self._places |= {each: (problem, group.index(each)) for each in unfinished}
-            is_new = len(unfinished) == self._sampling.num_samples and not any(each.num_sampled for each in unfinished)
-            if is_new:
-                self._request(unfinished)
-            else:
-                for each in unfinished:
-                    self._request([each])
+            if group[0].status is Status.SAMPLING:  # else the prompt fills the context, and the whole group is done
+                self._places |= {each: (problem, number) for number, each in enumerate(group)}
+                self._request(group)
         self._num_open = len(self._places)
         try:
             while self._num_open:
@@ -154,11 +145,9 @@ class VllmSampler:
         """The trainer's log-probabilities of the probes' completion tokens, end to end, at `_version`."""
         self.sleep, self.close = engine.sleep, engine.close
 
-    def generate(
-        self, problems: Sequence[Problem], sampling: Sampling, partial: PartialCompletions | None = None
-    ) -> list[list[Completion]]:
+    def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
-        return complete(self.engine, self._checkpoint, problems, sampling, partial)
+        return complete(self.engine, self._checkpoint, problems, sampling)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """See `Sampler`."""

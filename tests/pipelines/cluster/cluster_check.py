@@ -15,9 +15,9 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from components.cluster import kube
-from components.cluster.kube import Clock, Json, TrainJobs
+from components.cluster.kube import Json, TrainJobs
 from components.preflight.config import Params, load_params
 from components.register.registry import POLICY
 from components.register.snapshot import DIGESTS_FILE
@@ -38,9 +38,10 @@ from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMES
 from components.shared.errors import PipelineError, RetryableError
 from pipelines.cli import main as grpo_pipeline
 from pipelines.cluster.kubeflow import Kubeflow
-from pipelines.cluster.runs import in_words, table
+from pipelines.cluster.runs import in_words
 from pipelines.cluster.stages import CACHED, FINISHED, stages
 from pipelines.run.screen import Screen, Style, duration
+from pipelines.tables import aligned
 
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "params/smoke.yaml"
@@ -72,107 +73,50 @@ class Row(NamedTuple):
     evidence: str
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """The cluster to check."""
-
-    kubeflow: Kubeflow
-    jobs: TrainJobs
-    pods: client.CoreV1Api
-    params: Params
-    """Of which the sections `deployment` and `cluster` hold for all runs."""
-    clock: Clock
-
-    @property
-    def sections(self) -> Json:
-        """Where runs are, and on what: one node without GPUs."""
-        cluster = self.params.cluster.model_dump(mode="json", exclude_unset=True, exclude={"gpu_type"})
-        deployment = self.params.deployment.model_dump(mode="json")
-        return {"cluster": {**cluster, "nodes": 1, "gpus_per_node": 0}, "deployment": deployment}
-
-
-class LocalRun:
-    """The smoke run on this machine, in a process of its own while the cluster works."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, params: Path) -> None:
-        """Start it, on CPUs as on the cluster."""
-        code = "import sys; from pipelines.cli import main; sys.exit(main())"
-        with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, "run", "--params", str(params)],
-                cwd=self._folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def digests(self) -> dict[str, str] | None:
-        """Return the digest of each file of the policy that it registered, or None while it goes on."""
-        assert self._process is not None
-        if self._process.poll() is None:
-            return None
-        if self._process.returncode:
-            last = (self._folder / "log").read_text(errors="replace").split("\n")[-2:]
-            raise MissedError(f"the run on this machine failed: {' '.join(last).strip()}")
-        return of_policy((self._folder / "registry" / DIGESTS_FILE).read_text())
-
-    def stop(self) -> None:
-        """End it."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait()
-
-
 class Acceptance:
-    """The checks of one cluster, and what they leave for one another.
+    """The checks of one cluster, and what they leave for one another, in a folder of params files.
 
-    Attributes:
-        name: Of the experiment, the schedule, the folder on the volume, and the beginning of the names of runs.
-        rows: What came of the checks so far.
+    Its name is that of the experiment, the schedule and the folder on the volume, and begins the names of runs.
     """
 
-    def __init__(self, cluster: Cluster, local: LocalRun, folder: Path, *, keep: bool = False) -> None:
-        """Keep params files in a folder; with `keep` leave the runs where they are."""
+    def __init__(self, kubeflow: Kubeflow, jobs: TrainJobs, params: Params, folder: Path, *, keep: bool) -> None:
         self.name = f"cluster-check-{secrets.token_hex(3)}"
         self.rows: list[Row] = []
-        self._cluster, self._local, self._folder, self._keep = cluster, local, folder, keep
+        self._kubeflow, self._jobs, self._pods = kubeflow, jobs, client.CoreV1Api(kube.connect())
+        self._params, self._folder, self._keep = params, folder, keep  # of the params `deployment` and `cluster` hold
         self._seed = random.randrange(10**8, 10**9)
         self._runs: list[str] = []
         self._first = self._long = ""
         self._last_step = 0
         self._deadline = 0.0
 
-    def plan(self, endpoint: str) -> list[str]:
+    def plan(self) -> str:
         """Return what is going to be done, and where."""
-        host, namespace = self._cluster.pods.api_client.configuration.host, self._cluster.jobs.namespace
-        deployment = self._cluster.params.deployment
-        return [
-            f"{self.name}: the cluster {host}, namespace {namespace}, Kubeflow at {endpoint}",
-            f"images: {deployment.image_light}, {deployment.image_gpu}",
-            "submits four runs of the smoke preset without GPUs and a schedule, one after the other, deletes one",
-            "of the launchers, and trains the same on this machine",
-            "removes its runs, schedule, versions and checkpoints at the end, unless something did not hold",
-            "",
-        ]
+        host, deployment = self._pods.api_client.configuration.host, self._params.deployment
+        return f"""\
+{self.name}: the cluster {host}, namespace {self._jobs.namespace}, Kubeflow at {self._kubeflow.endpoint}
+images: {deployment.image_light}, {deployment.image_gpu}
+submits four runs of the smoke preset without GPUs and a schedule, one after the other, deletes one
+of the launchers, and trains the same on this machine
+removes its runs, schedule, versions and checkpoints at the end, unless something did not hold
+"""
 
     def run(self, screen: Screen) -> bool:
         """Try everything, clean up, and return whether all of it held."""
-        stage = {"seed": self._seed}
-        common = {"prepare_data": stage, "train_sft": stage, "train_grpo": stage, **self._cluster.sections}
-        self._write(
-            "smoke", common | {"extends": str(SMOKE), "register": {"registry": f"{MOUNT}/{self.name}/registry"}}
-        )
+        seed, params = {"seed": self._seed}, self._params
+        cluster = params.cluster.model_dump(mode="json", exclude_unset=True, exclude={"gpu_type"})
+        common = {
+            **{"extends": str(SMOKE), "prepare_data": seed, "train_sft": seed, "train_grpo": seed},
+            **{"cluster": {**cluster, "nodes": 1, "gpus_per_node": 0}},
+            **{"deployment": params.deployment.model_dump(mode="json")},
+        }
+        self._write("smoke", {**common, "register": {"registry": f"{MOUNT}/{self.name}/registry"}})
         # Once all completions are equally short there is nothing left to learn: it trains on all the same.
         reward = {"max_steps_without_signal": 0}
         grpo = {"num_steps": LONG_STEPS, "checkpoint": {"every_steps": EVERY_STEPS}, "reward": reward}
-        self._write("long", {"extends": str(self._params("smoke")), "train_grpo": grpo})
+        self._write("long", {"extends": str(self._path("smoke")), "train_grpo": grpo})
         here = {"registry": str(self._folder / "registry")}
-        self._local.start(self._write("here", {"extends": str(self._params("smoke")), "register": here}))
+        self._local = self._start_here(self._write("here", {"extends": str(self._path("smoke")), "register": here}))
         checks: list[tuple[str, float, Callable[[], str]]] = [
             ("the first run succeeds", 30, self._first_run),
             ("its pages open in the UI", 2, self._pages),
@@ -187,28 +131,46 @@ class Acceptance:
         try:
             for number, (title, minutes, check) in enumerate(checks, start=1):
                 screen.header(number, len(checks), title)
-                row = self._try(title, 60 * minutes, check)
-                self.rows.append(row)
-                screen.detail(row.evidence, Style.GREEN if row.held else Style.RED)
+                started = time.monotonic()
+                self._deadline = started + 60 * minutes
+                held, evidence = self._try(check)
+                self.rows.append(Row(title, held, time.monotonic() - started, evidence))
+                screen.detail(evidence, Style.GREEN if held else Style.RED)
         except KeyboardInterrupt:
             screen.show("interrupted: ending the runs")
-            self._deadline = self._cluster.clock.monotonic() + 300
+            self._deadline = time.monotonic() + 300
             self._end_everything()
             raise
         finally:
-            self._local.stop()
+            self._local.terminate()
+            self._local.wait()
         return all(row.held for row in self.rows)
 
-    def _try(self, title: str, limit_s: float, check: Callable[[], str]) -> Row:
-        clock = self._cluster.clock
-        started = clock.monotonic()
-        self._deadline = started + limit_s
+    def _try(self, check: Callable[[], str]) -> tuple[bool, str]:
         try:
-            held, evidence = True, check()
+            return True, check()
         except Exception as error:  # whatever it is, what comes after it is tried, and the runs are ended
             kind = "" if isinstance(error, MissedError | PipelineError) else f"{type(error).__name__}: "
-            held, evidence = False, f"{kind}{' '.join(str(error).split())}"
-        return Row(title, held, clock.monotonic() - started, evidence)
+            return False, f"{kind}{' '.join(str(error).split())}"
+
+    def _start_here(self, params: Path) -> subprocess.Popen[bytes]:
+        """Start the smoke run on this machine, on CPUs as on the cluster, while the cluster works."""
+        code = "import sys; from pipelines.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", code, "run", "--params", str(params)]
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        with (self._folder / "log").open("wb") as log:
+            return subprocess.Popen(
+                command, cwd=self._folder, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def _digests_here(self) -> dict[str, str] | None:
+        """Return the digest of each file of the policy that this machine registered, or None while the run goes on."""
+        if self._local.poll() is None:
+            return None
+        if self._local.returncode:
+            last = (self._folder / "log").read_text(errors="replace").split("\n")[-2:]
+            raise MissedError(f"the run on this machine failed: {' '.join(last).strip()}")
+        return of_policy((self._folder / "registry" / DIGESTS_FILE).read_text())
 
     def _first_run(self) -> str:
         run_id = self._submit("first", "smoke")
@@ -217,7 +179,7 @@ class Acceptance:
         if run.state != "SUCCEEDED" or unfinished:
             raise MissedError(self._why(run_id))
         self._first = run_id
-        return f"{len(stages(run))} stages; {self._cluster.kubeflow.url(run_id)}"
+        return f"{len(stages(run))} stages; {self._kubeflow.url(run_id)}"
 
     def _pages(self) -> str:
         sizes = []
@@ -239,7 +201,7 @@ class Acceptance:
         if not listed:
             raise MissedError(f"register has uploaded no {DIGESTS_FILE}")
         there = of_policy(self._fetch(listed[0]))
-        here = self._until("the run on this machine ends", self._local.digests)
+        here = self._until("the run on this machine ends", self._digests_here)
         if differing := sorted(path for path in {**there, **here} if there.get(path) != here.get(path)):
             raise MissedError(f"{', '.join(differing)} registered by the cluster and by this machine differ")
         return f"{len(here)} files of the policy"
@@ -247,13 +209,11 @@ class Acceptance:
     def _failure(self) -> str:
         run_id = self._submit("failure", "smoke", "--set", f"cluster.queue={NO_QUEUE}")
         run = self._until("the run ends", partial(self._ended, run_id))
-        begun = [
-            each.title for each in stages(run) if each.name != "preflight" and each.state in {"RUNNING", *FINISHED}
-        ]
+        others = [each for each in stages(run) if each.name != "preflight"]
+        begun = [each.title for each in others if each.state in {"RUNNING", *FINISHED}]
         if run.state == "SUCCEEDED" or begun or self._jobs_of(run_id):
-            raise MissedError(
-                f"a run with the queue {NO_QUEUE} got as far as {', '.join(begun) or in_words(run.state)}"
-            )
+            reached = ", ".join(begun) or in_words(run.state)
+            raise MissedError(f"a run with the queue {NO_QUEUE} got as far as {reached}")
         reason = self._why(run_id)
         if NO_QUEUE not in reason:
             raise MissedError(f"`grpo-pipeline status` does not name what is wrong: {reason}")
@@ -266,10 +226,10 @@ class Acceptance:
         if not jobs or not launchers:
             raise MissedError("GRPO trains, but not in a training job with a launcher")
         for launcher in launchers:
-            self._cluster.pods.delete_namespaced_pod(launcher, self._cluster.jobs.namespace)
-        deleted = self._cluster.clock.monotonic()
+            self._pods.delete_namespaced_pod(launcher, self._jobs.namespace)
+        deleted = time.monotonic()
         self._until("another launcher runs", partial(self._other_launcher, run_id, launchers))
-        took = self._cluster.clock.monotonic() - deleted
+        took = time.monotonic() - deleted
         self._last_step = self._until("GRPO goes on", partial(self._step, run_id, before + STEPS_AFTER))
         name, uid = (jobs[0]["metadata"][key] for key in ("name", "uid"))
         if [each["metadata"]["uid"] for each in self._jobs_of(run_id)] != [uid]:
@@ -283,10 +243,10 @@ class Acceptance:
             raise MissedError("not tried: the run has no training job any more")
         self._check_goes_on(run_id)
         self._last_step = max([self._last_step, *self._steps(run_id)])
-        started = self._cluster.clock.monotonic()
+        started = time.monotonic()
         self._command("stop", run_id)
         self._until("its training job and pods are gone", partial(self._is_gone, run_id, *names))
-        took = self._cluster.clock.monotonic() - started
+        took = time.monotonic() - started
         self._until("the run ends", partial(self._ended, run_id))
         return f"{', '.join(names)} and its pods were gone after {duration(took)}, at step {self._last_step}"
 
@@ -302,7 +262,7 @@ class Acceptance:
         return f"stopped at step {self._last_step}, and at step {first} in the next run"
 
     def _schedule(self) -> str:
-        options = ("--params", str(self._params("smoke")), "--experiment", self.name)
+        options = ("--params", str(self._path("smoke")), "--experiment", self.name)
         self._command("schedule", "apply", self.name, "--cron", "0 * * * * *", *options)
         if self.name not in self._command("schedule", "list"):
             raise MissedError("`grpo-pipeline schedule list` does not list the schedule")
@@ -325,12 +285,11 @@ class Acceptance:
         self._end_everything()
         if self._keep or not all(row.held for row in self.rows):
             return f"runs are stopped and jobs removed; the runs stay in the experiment {self.name}, to be looked at"
-        kubeflow = self._cluster.kubeflow
         self._clean_volume()
+        api, namespace = self._kubeflow.client, self._kubeflow.user_namespace
         for run_id in self._runs:
-            kubeflow.client.delete_run(run_id)
-        experiment = kubeflow.client.get_experiment(experiment_name=self.name, namespace=kubeflow.user_namespace)
-        kubeflow.client.delete_experiment(experiment.experiment_id)
+            api.delete_run(run_id)
+        api.delete_experiment(api.get_experiment(experiment_name=self.name, namespace=namespace).experiment_id)
         return f"{len(self._runs)} runs, the versions and all checkpoints are removed"
 
     def _end_everything(self) -> None:
@@ -346,33 +305,30 @@ class Acceptance:
 
     def _clean_volume(self) -> None:
         """Remove what the runs left on the volume, with a pod that mounts it."""
-        script = cleaning(MOUNT, self.name, self._seed, self._runs)
-        namespace = self._cluster.jobs.namespace
-        self._cluster.pods.create_namespaced_pod(
-            namespace, volume_pod(self.name, script, self._cluster.params.deployment)
-        )
+        script, namespace = cleaning(MOUNT, self.name, self._seed, self._runs), self._jobs.namespace
+        self._pods.create_namespaced_pod(namespace, volume_pod(self.name, script, self._params.deployment))
 
         def phase() -> str | None:
-            current = (self._cluster.jobs.pod(self.name) or {}).get("status", {}).get("phase")
+            current = (self._jobs.pod(self.name) or {}).get("status", {}).get("phase")
             return current if current in ("Succeeded", "Failed") else None
 
         try:
             if self._until(f"the pod {self.name} has removed what is on the volume", phase) == "Failed":
                 raise MissedError(f"the pod {self.name} could not remove what the runs left on the volume")
         finally:
-            self._cluster.pods.delete_namespaced_pod(self.name, namespace)
+            self._pods.delete_namespaced_pod(self.name, namespace)
 
     def _needs(self, value: _Answer) -> _Answer:
         if not value:
             raise MissedError("not tried: it needs a check before it that did not hold")
         return value
 
-    def _params(self, name: str) -> Path:
+    def _path(self, name: str) -> Path:
         return self._folder / f"{name}.yaml"
 
     def _write(self, name: str, values: Json) -> Path:
-        self._params(name).write_text(yaml.safe_dump(values))
-        return self._params(name)
+        self._path(name).write_text(yaml.safe_dump(values))
+        return self._path(name)
 
     def _command(self, *arguments: str, accept: tuple[int, ...] = (0,)) -> str:
         """Run `grpo-pipeline` and return what it prints, errors included."""
@@ -387,17 +343,13 @@ class Acceptance:
 
     def _submit(self, name: str, params: str, *settings: str) -> str:
         options = ("--name", f"{self.name}-{name}", "--experiment", self.name)
-        printed = self._command("submit", "--params", str(self._params(params)), *settings, *options)
+        printed = self._command("submit", "--params", str(self._path(params)), *settings, *options)
         self._runs.append(_RUN_ID.findall(printed)[0])
         return self._runs[-1]
 
     def _until(self, what: str, ask: Callable[[], _Answer | None]) -> _Answer:
-        """Return the first answer that is not None; no answer at all is waited out as well.
-
-        Raises:
-            MissedError: There is none within the time of the check.
-        """
-        clock, last = self._cluster.clock, ""
+        """Return the first answer that is not None within the time of the check; failures to answer are waited out."""
+        last = ""
         while True:
             try:
                 answer = ask()
@@ -405,12 +357,12 @@ class Acceptance:
                 answer, last = None, f" ({' '.join(str(error).split())[:200]})"
             if answer is not None:
                 return answer
-            if clock.monotonic() > (self._deadline):
+            if time.monotonic() > self._deadline:
                 raise MissedError(f"waited in vain until {what}{last}")
-            clock.sleep(_POLL_S)
+            time.sleep(_POLL_S)
 
     def _ended(self, run_id: str) -> Any:
-        run = self._cluster.kubeflow.run(run_id)
+        run = self._kubeflow.run(run_id)
         return run if run.state in FINISHED else None
 
     def _why(self, run_id: str) -> str:
@@ -442,42 +394,40 @@ class Acceptance:
             raise MissedError(f"the run has ended: {in_words(run.state)}: {self._why(run_id)}")
 
     def _jobs_of(self, run_id: str) -> list[Json]:
-        return self._cluster.jobs.find({kube.RUN_ID: run_id})
+        return self._jobs.find({kube.RUN_ID: run_id})
 
     def _is_gone(self, run_id: str, *names: str) -> bool | None:
         """Tell whether a run has no training jobs any more, and jobs of some names have no pods; None if not."""
-        is_left = self._jobs_of(run_id) or any(self._cluster.jobs.pods(kube.JOB_SET, name) for name in names)
+        is_left = self._jobs_of(run_id) or any(self._jobs.pods(kube.JOB_SET, name) for name in names)
         return None if is_left else True
 
     def _launchers(self, run_id: str) -> list[str]:
         """Return the running pods that watch over GRPO's training job."""
         selector = f"pipeline/runid={run_id},grpo-pipeline/task=train-grpo"
-        pods = self._cluster.pods.list_namespaced_pod(self._cluster.jobs.namespace, label_selector=selector).items
+        pods = self._pods.list_namespaced_pod(self._jobs.namespace, label_selector=selector).items
         return [each.metadata.name for each in pods if each.status.phase == "Running"]
 
     def _scheduled_run(self) -> Any:
         """Return the run that our schedule started, once it runs."""
-        kubeflow = self._cluster.kubeflow
-        every = kubeflow.pages(kubeflow.client.list_recurring_runs, "recurring_runs", page_size=100)
-        ours = {each.recurring_run_id for each in every if each.display_name == self.name}
-        runs = (run for run in kubeflow.runs() if run.recurring_run_id in ours and run.state == "RUNNING")
+        ours = {each.recurring_run_id for each in self._kubeflow.schedules() if each.display_name == self.name}
+        runs = (run for run in self._kubeflow.runs() if run.recurring_run_id in ours and run.state == "RUNNING")
         return next(runs, None)
 
     def _uploaded(self, stage: str) -> list[tuple[str, str, str]]:
         """Return source, bucket and key of the files that a stage of the first run gave to Kubeflow."""
-        run = self._cluster.kubeflow.run(self._needs(self._first))
+        run = self._kubeflow.run(self._needs(self._first))
         (pod,) = [each.pods[-1] for each in stages(run) if each.name == stage]
         # Not from `grpo-pipeline logs`, which leaves out what Kubeflow reports while all is well.
-        query = {"podname": pod, "podnamespace": self._cluster.kubeflow.namespace, "runid": run.run_id}
+        query = {"podname": pod, "podnamespace": self._kubeflow.namespace, "runid": run.run_id}
         return UPLOAD.findall(self._ask_ui("/k8s/pod/logs", **query, createdat=f"{run.created_at:%Y-%m-%d}"))
 
     def _fetch(self, file: tuple[str, str, str]) -> str:
         """Return a file from the UI's artifact address."""
         query = dict(zip(("source", "bucket", "key"), file, strict=True))
-        return self._ask_ui("/artifacts/get", **query, namespace=self._cluster.kubeflow.namespace)
+        return self._ask_ui("/artifacts/get", **query, namespace=self._kubeflow.namespace)
 
     def _ask_ui(self, path: str, **query: str) -> str:
-        return self._cluster.kubeflow.get(path, query).decode("utf-8", errors="replace")
+        return self._kubeflow.get(path, query).decode(errors="replace")
 
 
 def of_policy(text: str) -> dict[str, str]:
@@ -500,32 +450,25 @@ def volume_pod(name: str, script: str, deployment: DeploymentConfig) -> Json:
     """Return a pod that runs a shell script beside the shared volume, under the restricted standard."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
     container = {
-        "name": "main",
-        "image": deployment.image_light,
-        "command": ["sh", "-c", script],
+        **{"name": "main", "image": deployment.image_light, "command": ["sh", "-c", script]},
         "resources": {kind: {"cpu": "100m", "memory": "128Mi"} for kind in ("requests", "limits")},
         "securityContext": security,
         "volumeMounts": [{"name": "work", "mountPath": MOUNT}],
     }
     spec = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
+        **{"restartPolicy": "Never", "automountServiceAccountToken": False},
         "imagePullSecrets": [{"name": deployment.image_pull_secret}],
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [{"name": "work", "persistentVolumeClaim": {"claimName": deployment.volume}}],
     }
-    labels = {kube.MANAGED_BY: kube.PROJECT, "sidecar.istio.io/inject": "false"}
-    metadata = {"name": name, "labels": labels}
+    metadata = {"name": name, "labels": {kube.MANAGED_BY: kube.PROJECT, "sidecar.istio.io/inject": "false"}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
 @contextmanager
-def forwarded(endpoint: str | None) -> Iterator[str]:
-    """Yield the address of Kubeflow's UI: the one that is set, or a port that kubectl forwards to it."""
-    if endpoint:
-        yield endpoint
-        return
+def forwarded() -> Iterator[str]:
+    """Yield the address of a port that kubectl forwards to Kubeflow's UI."""
     namespace, service = _UI
     command = ["kubectl", "port-forward", "--namespace", namespace, service, ":80"]
     try:
@@ -546,12 +489,8 @@ def forwarded(endpoint: str | None) -> Iterator[str]:
         process.wait()
 
 
-def connect(params: Params, stack: ExitStack) -> tuple[Cluster, str]:
-    """Return the cluster that kubectl points at, and the address of Kubeflow's UI, which `grpo-pipeline` uses too.
-
-    Raises:
-        PipelineError: One of them does not answer, or lacks something.
-    """
+def connect(stack: ExitStack) -> tuple[Kubeflow, TrainJobs]:
+    """Return the cluster that kubectl points at; PipelineError if it or Kubeflow's UI does not answer."""
     api, namespace = kube.connect(), os.environ.get(NAMESPACE_VARIABLE)
     jobs, where = TrainJobs(api, namespace or _UI[0]), f"the cluster of kubectl, {api.configuration.host}"
     try:
@@ -561,21 +500,20 @@ def connect(params: Params, stack: ExitStack) -> tuple[Cluster, str]:
     except client.ApiException as error:
         hint = "; is Kubeflow Trainer installed?" if error.status == 404 else ""
         raise PipelineError(f"{where}, does not list training jobs: {kube.error_message(error)}{hint}") from None
-    endpoint = stack.enter_context(forwarded(os.environ.get(ENDPOINT_VARIABLES[0])))
-    os.environ[ENDPOINT_VARIABLES[0]] = endpoint
+    endpoint = os.environ.get(ENDPOINT_VARIABLES[0]) or stack.enter_context(forwarded())
+    os.environ[ENDPOINT_VARIABLES[0]] = endpoint  # which `grpo-pipeline` uses, too
     files = (os.environ.get(name) for name in (TOKEN_FILE_VARIABLES[0], CA_VARIABLE))
     kubeflow = Kubeflow(endpoint, namespace, *(Path(name) if name else None for name in files))
     list(islice(kubeflow.runs(page_size=1), 1))
-    return Cluster(kubeflow, jobs, client.CoreV1Api(api), params, Clock()), endpoint
+    return kubeflow, jobs
 
 
-def report(rows: list[Row]) -> list[str]:
+def report(rows: list[Row]) -> str:
     """Return the table of what held, and what it comes to."""
     lines = [("check", "result", "took", "evidence")]
     lines += [(row.title, "held" if row.held else "MISSED", duration(row.took_s), row.evidence[:120]) for row in rows]
-    num_held = sum(row.held for row in rows)
-    total = duration(sum(row.took_s for row in rows))
-    return [*table(lines), "", f"{num_held} of {len(rows)} checks held, in {total}"]
+    num_held, total = sum(row.held for row in rows), duration(sum(row.took_s for row in rows))
+    return f"\n{aligned(lines)}\n\n{num_held} of {len(rows)} checks held, in {total}"
 
 
 def main() -> int:
@@ -590,18 +528,17 @@ def main() -> int:
         if params.deployment.image_light.endswith(":dev"):
             raise PipelineError("no registry has images :dev; set IMAGE_REGISTRY and IMAGE_TAG as `make images` prints")
         with ExitStack() as stack:
-            cluster, endpoint = connect(params, stack)
+            cluster = connect(stack)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cluster-check-")))
-            acceptance = Acceptance(cluster, LocalRun(folder), folder, keep=options.keep)
-            for line in acceptance.plan(endpoint):
-                screen.show(line)
+            acceptance = Acceptance(*cluster, params, folder, keep=options.keep)
+            screen.show(acceptance.plan())
             held = acceptance.run(screen)
     except PipelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return PipelineError.exit_code
     except KeyboardInterrupt:
         return 130
-    screen.show("\n".join(["", *report(acceptance.rows)]))
+    screen.show(report(acceptance.rows))
     return 0 if held else 1
 
 

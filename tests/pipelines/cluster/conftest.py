@@ -1,18 +1,14 @@
-"""A Kubeflow Pipelines to talk to, the command line, and the pipeline that is submitted by it."""
+"""A Kubeflow Pipelines to talk to, and the pipeline that is submitted to it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from components.preflight.config import load_params
-from pipelines.cli import main
 from pipelines.graph import write
 from tests.fake_cluster import ApiServer
 from tests.presets import ROOT
-
-Program = Callable[..., tuple[list[str], str]]
-"""Runs `grpo-pipeline` with arguments, checks its exit `code` (0), and returns its lines and its errors."""
 
 
 @pytest.fixture(scope="session")
@@ -21,19 +17,6 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
     write(path, load_params(ROOT / "params.yaml"))
     return path
-
-
-@pytest.fixture
-def program(capsys: pytest.CaptureFixture[str]) -> Program:
-    """The command line."""
-
-    def run(*arguments: str, code: int = 0) -> tuple[list[str], str]:
-        capsys.readouterr()
-        assert main(list(arguments)) == code
-        out, error = capsys.readouterr()
-        return out.splitlines(), error
-
-    return run
 
 
 @pytest.fixture

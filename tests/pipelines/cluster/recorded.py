@@ -30,24 +30,21 @@ class Recorded:
         runs: Every run by its id, as it was each time that it was asked for.
         pods_of: The pods of each run whose workflow was recorded.
         archived: Where Argo has archived the logs of their pods.
-        after_an_hour: Requests for logs and answers, of a run whose pods and workflow were gone.
     """
 
     def __init__(self) -> None:
-        folder = RECORDINGS
-        exchanges = _objects(folder / "kfp-2.17.0" / "exchanges.jsonl")
+        exchanges = _objects(RECORDINGS / "kfp-2.17.0" / "exchanges.jsonl")
         pipelines = {_digest(spec): spec for each in exchanges for spec in _pipelines(each)}
         self.exchanges: list[Json] = [_whole(each, pipelines) for each in exchanges]
         self.runs: dict[str, list[Json]] = {}
         for each in self.answers(_RUNS):
             self.runs.setdefault(each["run_id"], []).append(each)
-        workflows = _objects(folder / "argo-4.0.8" / "workflows.jsonl")
+        workflows = _objects(RECORDINGS / "argo-4.0.8" / "workflows.jsonl")
         self.pods_of = {each["metadata"]["labels"]["pipeline/runid"]: set(_pods(each)) for each in workflows}
         self.archived = {run_id: set(_archived(each)) for run_id, each in zip(self.pods_of, workflows, strict=True)}
-        self.after_an_hour = _objects(folder / "third-trial" / "logs-after-an-hour.jsonl")
-        events = [each.get("object", each) for each in _objects(folder / "events.jsonl")]
+        events = [each.get("object", each) for each in _objects(RECORDINGS / "events.jsonl")]
         self._events = [each for each in events if each["involvedObject"]["kind"] == "Pod"]
-        self._logs = {pod: (folder / "logs" / f"{name}.txt").read_text() for name, pod in _PODS_OF_LOGS.items()}
+        self._logs = {pod: (RECORDINGS / "logs" / f"{name}.txt").read_text() for name, pod in _PODS_OF_LOGS.items()}
 
     def id_of(self, name: str) -> str:
         """Return the id of the run of a name."""

@@ -1,7 +1,6 @@
 """What the check of a cluster reads and removes; the check itself is tried on clusters."""
 
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,8 +8,7 @@ import pytest
 
 from components.shared.results import Record, Result
 from components.shared.work import locked_work
-from tests.fake_cluster import ApiServer
-from tests.pipelines.cluster.cluster_check import STEP, UPLOAD, cleaning, main
+from tests.pipelines.cluster.cluster_check import STEP, UPLOAD, cleaning
 from tests.pipelines.cluster.recorded import RECORDINGS
 
 
@@ -45,13 +43,3 @@ def test_lines_that_are_read_are_those_of_real_logs() -> None:
     assert any(key.endswith("/training/curves.csv") for *_, key in trained)
     steps = list(map(int, STEP.findall((RECORDINGS / "logs/train_grpo-terminated.txt").read_text())))
     assert (steps[0], steps[-1]) == (85, 216)
-
-
-def test_nothing_is_tried_with_images_of_this_machine(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line, exit code 2, and no request."""
-    monkeypatch.setattr(sys, "argv", ["cluster-check"])
-    assert main() == 2
-    assert capsys.readouterr().err.startswith("error: no registry has images :dev; set IMAGE_REGISTRY and IMAGE_TAG")
-    assert server.requests == []

@@ -7,7 +7,7 @@ import pytest
 
 from components.preflight.config import load_params
 from tests.fake_cluster import ApiServer, Fault, Json
-from tests.pipelines.cluster.conftest import Program
+from tests.pipelines.conftest import Program
 from tests.presets import ROOT
 
 LIGHT, GPU = (f"registry.example.com/ml/grpo-pipeline/python-{kind}:0123abc" for kind in ("light", "gpu"))
@@ -96,9 +96,7 @@ def test_images_that_only_this_machine_has_are_not_published(server: ApiServer, 
     assert len(versions(server)) == 1
 
 
-def test_built_images_are_pushed_and_named_in_the_version(
-    server: ApiServer, command: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_built_images_are_published(server: ApiServer, command: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take the place of those of the params file; a failed build publishes nothing."""
     calls = []
     tag = "registry.example.com/new/grpo-pipeline/python-{}:4567def"

@@ -1,6 +1,7 @@
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,7 @@ from components.preflight.form import form_of, overrides_of, sections_of
 from components.shared.deployment import DeploymentConfig
 from pipelines.cluster.submission import images_of_this_machine, parameters, read
 from tests.fake_cluster import ApiServer, Json, kinds, runtime
-from tests.pipelines.cluster.conftest import Program
+from tests.pipelines.conftest import Program
 
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "params/smoke.yaml"
@@ -29,9 +30,7 @@ def only_run(server: ApiServer) -> Json:
     return run
 
 
-def test_submit_starts_a_run_with_both_documents_and_every_parameter(
-    server: ApiServer, submit: Program, pipeline: Path
-) -> None:
+def test_submit_starts_a_run_with_every_parameter(server: ApiServer, submit: Program, pipeline: Path) -> None:
     """The server refuses a pipeline without its Kubernetes part; what nobody set has its default."""
     settings = ["--set", "cluster_queue=grpo-pipeline", "--set", "train_grpo.group_size=16", "--name", "first"]
     lines, _ = submit(*settings)
@@ -51,9 +50,7 @@ def test_submit_starts_a_run_with_both_documents_and_every_parameter(
     assert [each["display_name"] for each in server.kfp.experiments.values()] == ["grpo-pipeline", "other"]
 
 
-def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
-    server: ApiServer, program: Program, tmp_path: Path
-) -> None:
+def test_submit_compiles_for_the_deployment_of_the_params(server: ApiServer, program: Program, tmp_path: Path) -> None:
     """Without a file the pipeline is that of this code, with the images and the volume that are set."""
     params = tmp_path / "smoke.yaml"
     params.write_text(f"extends: {SMOKE}\ndeployment: {{volume: shared}}\n")
@@ -66,23 +63,11 @@ def test_submit_compiles_by_itself_for_the_deployment_of_the_params_file(
     assert run["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] == "grpo-post-training"
 
 
-@pytest.mark.parametrize(
-    ("image", "is_local"),
-    [
-        ("localhost/ml/gpu:0123abc", True),
-        ("ml/gpu:0123abc", True),
-        ("gpu", True),
-        ("registry.example.com/gpu:dev", True),
-        ("use-grpo-pipeline-publish.invalid/gpu:0123abc", True),
-        ("localhost:5000/gpu:0123abc", False),
-        ("registry.example.com/gpu:0123abc", False),
-    ],
-)
-def test_images_of_this_machine_are_pointed_out(image: str, is_local: bool) -> None:
+def test_images_of_this_machine_are_pointed_out() -> None:
     """Nodes would look for them in places of their own."""
-    assert [line.startswith(f"no registry has {image}; ") for line in images_of_this_machine([image])] == [
-        True
-    ] * is_local
+    local = ["localhost/ml/gpu:0123abc", "ml/gpu:0123abc", "gpu", "registry.example.com/gpu:dev", "x.invalid/gpu:0123"]
+    lines = images_of_this_machine([*local, "localhost:5000/gpu:0123abc", "registry.example.com/gpu:0123abc"])
+    assert [line.partition(";")[0] for line in lines] == [f"no registry has {image}" for image in local]
 
 
 @pytest.mark.parametrize(
@@ -128,18 +113,12 @@ def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> N
         (["cluster_node=8"], ["--set cluster_node: the pipeline has no such parameter; did you mean cluster_nodes?"]),
         (["cluster_nodes=many"], ["error: --set cluster_nodes=many: needs a whole number\n"]),
         (["overrides={train_grpo: {"], ["error: overrides:1: is not valid YAML"]),
-        (
-            [f"train_sft.model.prompt={{question}}{'x' * 10_000}"],
-            ["overrides: has 1", "Kubeflow takes 10,000 for all parameters of a run"],
-        ),
+        ([f"train_sft.model.prompt={{question}}{'x' * 10_000}"], ["overrides: has 1", "Kubeflow takes 10,000 for all"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
             ["2 to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
         ),
-        (
-            ["registry=https://user:s3cr3t@git.example.com/registry.git"],
-            ["registry: contains a password or a token; revoke it, and set credentials in the environment or a secret"],
-        ),
+        (["registry=https://user:s3cr3t@example.com/registry.git"], ["registry: contains a password or a token;"]),
         (
             ["overrides={register: {model_registry: 'https://user:s3cr3t@registry.example.com'}}"],
             ["overrides.register.model_registry: contains a password or a token"],
@@ -147,9 +126,7 @@ def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> N
     ],
     ids=lambda values: values[0][:40],
 )
-def test_wrong_settings_are_refused_before_any_request(
-    server: ApiServer, submit: Program, settings: list[str], messages: list[str]
-) -> None:
+def test_wrong_settings_reach_no_server(server: ApiServer, submit: Program, settings: Any, messages: Any) -> None:
     """All of them at once, as preflight would; a password never gets to where it would be kept."""
     options = [part for each in settings for part in ("--set", each)]
     _, error = submit(*options, code=2)
@@ -158,9 +135,7 @@ def test_wrong_settings_are_refused_before_any_request(
     assert server.requests == []
 
 
-def test_wrong_files_are_refused_before_any_request(
-    server: ApiServer, program: Program, submit: Program, tmp_path: Path
-) -> None:
+def test_wrong_files_reach_no_server(server: ApiServer, program: Program, submit: Program, tmp_path: Path) -> None:
     """A params file with a misspelt key, and a file that is no pipeline."""
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(f"extends: {SMOKE}\ntrain_grpo: {{groupsize: 4}}\n")
@@ -180,27 +155,21 @@ def test_every_params_file_can_be_submitted(pipeline: Path, params: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("setting", "profile", "namespace", "state"),
+    ("options", "namespace", "state"),
     [
-        ([], [], "kubeflow", "stopping"),
-        ([], [], "kubeflow", "had already ended: failed"),
-        (["--set", "cluster.namespace=gpus"], [], "gpus", "stopping"),
-        ([], ["--namespace", "team-a"], "team-a", "stopping"),
+        ([], "kubeflow", "stopping"),
+        ([], "kubeflow", "had already ended: failed"),
+        (["--set", "cluster.namespace=gpus"], "gpus", "stopping"),
+        (["--namespace", "team-a"], "team-a", "stopping"),
     ],
-    ids=["running", "ended", "its jobs elsewhere", "of a profile"],
 )
 def test_stop_ends_the_run_and_then_removes_its_training_jobs(
-    server: ApiServer,
-    submit: Program,
-    program: Program,
-    setting: list[str],
-    profile: list[str],
-    namespace: str,
-    state: str,
+    server: ApiServer, submit: Program, program: Program, options: list[str], namespace: str, state: str
 ) -> None:
     """First the run, so that no step submits its job again; in the run's namespace, and of this run only."""
+    profile = options if "--namespace" in options else []
     server.kfp.multi_user, server.kfp.namespaces = bool(profile), ("kubeflow", namespace)
-    submit(*setting, *profile)
+    submit(*options)
     run = only_run(server)
     for name, run_id, where in (
         ("grpo-mine", run["run_id"], namespace),
@@ -225,9 +194,7 @@ def test_stop_ends_the_run_and_then_removes_its_training_jobs(
     assert (paths[-2] == f"/apis/v2beta1/runs/{run['run_id']}:terminate") == (state == "stopping")
 
 
-def test_stop_finds_the_jobs_of_a_run_that_was_started_on_the_page(
-    server: ApiServer, program: Program, pipeline: Path
-) -> None:
+def test_stop_finds_the_jobs_of_a_run_from_the_page(server: ApiServer, program: Program, pipeline: Path) -> None:
     """Such a run has the parameters alone that somebody changed; where its jobs are is in the preset of its version."""
     pipeline_spec, platform_spec = yaml.safe_load_all(pipeline.read_text())
     inputs = pipeline_spec["root"]["dag"]["tasks"]["preflight"]["inputs"]["parameters"]
