@@ -92,7 +92,6 @@ class OpenEnv:
         return answer
 
     def _text(self, observation: Mapping[str, Any]) -> str:
-        """Return the part of an observation that the model reads."""
         if self._observation_field is not None:
             value = observation[self._observation_field]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

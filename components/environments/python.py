@@ -55,7 +55,6 @@ class Python(ToolEnvironment):
         return self._shorten(_ADDRESS.sub("at 0x...", outcome.value.strip("\n"))) or "(no output)"
 
     def _shorten(self, output: str) -> str:
-        """Return the output without its middle if it is too long."""
         if len(output) <= self._max_characters:
             return output
         half = self._max_characters // 2

@@ -67,7 +67,6 @@ class OptimizerState:
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
     def _get(self, parameter: nn.Parameter, key: str) -> Tensor:
-        """Return the full weight or moment of a parameter."""
         from deepspeed import utils
 
         full: Tensor

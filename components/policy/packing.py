@@ -180,7 +180,6 @@ class _Branch(NamedTuple):
 
 
 def _branches(sequences: Sequence[TokenSequence]) -> list[list[_Branch]]:
-    """Return the branches of each sequence."""
     branches_B: list[list[_Branch]] = []
     first_token = 0
     for index, sequence in enumerate(sequences):

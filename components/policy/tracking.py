@@ -125,7 +125,6 @@ def training_log(
 
 
 def _trackers(config: TrackingConfig, files: LiveFiles) -> Iterator[tuple[str, Tracker]]:
-    """Yield the configured trackers and those of Kubeflow, each with its name."""
     for name, tracker in TRACKERS.items():
         settings = getattr(config, name)
         if settings:

@@ -143,7 +143,6 @@ class Dataset(FileSource):
         return {}
 
     def _missing(self, columns: dict[str, Any], field: str) -> MalformedRowError:
-        """Return the error for a row that has no value for a field."""
         named: str | None = getattr(self.columns, field)
         empty = named or next((name for name in _DEFAULT_COLUMNS[field] if name in columns), None)
         if empty:

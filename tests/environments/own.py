@@ -1,4 +1,5 @@
 """Environments as users write them, good and bad; a process of the pool imports them from here."""
+# ruff: noqa: D102  # what a method does is said of its class
 
 import ctypes
 import os
@@ -6,8 +7,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from components.environments.environment import Observation
 from components.shared.problem import Problem
@@ -20,25 +23,22 @@ class Counting:
         self._reward = reward
 
     def reset(self, problem: Problem) -> None:
-        """Begin to count."""
         self._question, self._num_turns = problem.question, 0
 
     def step(self, text: str) -> Observation:
-        """Return the number of the turn, its text and the question; the number of its process for the turn "pid"."""
         self._num_turns += 1
-        answer = f"{self._num_turns} {text} {self._question} {os.getpid() if text == 'pid' else ''}"
-        return Observation(answer.strip(), done=text == "end", rewards={"turns": self._num_turns * self._reward})
+        answer = f"{self._num_turns} {text} {self._question}"
+        return Observation(answer, done=text == "end", rewards={"turns": self._num_turns * self._reward})
 
 
 class Noted(Counting):
     """Notes in a file the turns that reach it."""
 
-    def __init__(self, file: str) -> None:
-        super().__init__()
+    def __init__(self, file: str, reward: float = 1.0) -> None:
+        super().__init__(reward)
         self._file = Path(file)
 
     def step(self, text: str) -> Observation:
-        """Answer as others do."""
         with self._file.open("a", encoding="utf-8") as notes:
             notes.write(f"{self._question} {text}\n")
         return super().step(text)
@@ -48,27 +48,20 @@ class Slow(Counting):
     """Takes half a second for a turn that says so."""
 
     def step(self, text: str) -> Observation:
-        """Answer as others do, later."""
         time.sleep(0.5 * text.startswith("slow"))
         return super().step(text)
 
 
-class Closing(Counting):
+class Closing(Noted):
     """Notes in a file that it is closed, which may never end."""
 
-    def __init__(self, file: str) -> None:
-        super().__init__()
-        self._file = Path(file)
-
     def reset(self, problem: Problem) -> None:
-        """Fail for a question that asks for it."""
         super().reset(problem)
         self._last = ""
         if problem.question == "fail":
             raise LookupError
 
     def close(self) -> None:
-        """Note it; fail or hang where the last turn says so."""
         with self._file.open("a", encoding="utf-8") as notes:
             notes.write("closed\n")
         while self._last == "hang":
@@ -76,11 +69,10 @@ class Closing(Counting):
         raise LookupError
 
     def step(self, text: str) -> Observation:
-        """Answer as others do."""
         self._last = text
         if text == "fail":
             raise LookupError
-        return super().step(text)
+        return Counting.step(self, text)
 
 
 class Crowded(Counting):
@@ -89,123 +81,88 @@ class Crowded(Counting):
     _num_alive: ClassVar[int] = 0
 
     def reset(self, problem: Problem) -> None:
-        """Begin."""
         Crowded._num_alive += 1
         super().reset(problem)
 
     def step(self, text: str) -> Observation:
-        """Answer as others do where it is alone."""
-        if Crowded._num_alive > 1 and text == "memory":
-            raise MemoryError
-        if Crowded._num_alive > 1 and text == "map":
-            raise OSError(12, "Cannot allocate memory")
         if Crowded._num_alive > 1 and text == "abort":
             os.abort()
+        if Crowded._num_alive > 1 and text in ("memory", "map"):
+            raise MemoryError if text == "memory" else OSError(12, "Cannot allocate memory")
         return super().step(text)
 
 
-class Hostile(Counting):
-    """Does what the text of a turn says."""
-
-    def step(self, text: str) -> Any:
-        """Do it, or count."""
-        return getattr(self, f"_{text}", super().step)(text)
-
-    def _hang(self, _: str) -> Any:
-        while True:
-            time.sleep(1)
-
-    def _spin(self, _: str) -> Any:
-        while True:
-            pass
-
-    def _exit(self, _: str) -> Any:
-        os._exit(3)
-
-    def _crash(self, _: str) -> Any:
-        ctypes.string_at(0)
-
-    def _kill(self, _: str) -> Any:
-        os.kill(os.getpid(), 9)
-
-    def _raise(self, _: str) -> Any:
-        raise LookupError("no such\nthing")
-
-    def _quit(self, _: str) -> Any:
-        sys.exit("done")
-
-    def _flood(self, _: str) -> Any:
-        return Observation("é" * 5_000_000)
-
-    def _memory(self, _: str) -> Any:
-        return Observation("x" * 2**40)
-
-    def _nothing(self, _: str) -> Any:
-        return None
-
-    def _text(self, _: str) -> Any:
-        return Observation(b"text")  # type: ignore[arg-type]
-
-    def _lie(self, _: str) -> Any:
-        return Observation("", done="yes")  # type: ignore[arg-type]
-
-    def _nan(self, _: str) -> Any:
-        return Observation("", rewards={"x": float("nan")})
-
-    def _names(self, _: str) -> Any:
-        return Observation("", rewards={1: 1.0})  # type: ignore[dict-item]
-
-    def _surrogate(self, _: str) -> Any:
-        return Observation("a\ud800b")
-
-    def _print(self, _: str) -> Any:
-        os.write(1, b"x" * 2**20)
-        os.write(2, b"x" * 2**20)
-        return Observation("printed")
-
-    def _close(self, _: str) -> Any:
-        os.closerange(0, 100)
-        return Observation("closed")
-
-    def _address(self, _: str) -> Any:
-        raise LookupError(object())
-
-    def _heartbeats(self, _: str) -> Any:
-        def send() -> None:
-            while True:
-                self._write("", b"alive\n")
-                time.sleep(0.05)
-
-        threading.Thread(target=send, daemon=True).start()
-        self._hang("")
-
-    def _fork(self, _: str) -> Any:
-        os.fork()
-        return Observation("forked")
-
-    def _write(self, _: str, line: bytes = b"\x00{]\n") -> Any:
-        for descriptor in range(3, 30):
-            try:
-                os.write(descriptor, line)
-            except OSError:
-                continue
-        return Observation("written")
-
-    def _start(self, _: str) -> Any:
-        return Observation(str(subprocess.Popen(_SLEEP).pid))
-
-    def _session(self, _: str) -> Any:
-        return Observation(str(subprocess.Popen(_SLEEP, start_new_session=True).pid))
-
-    def _daemon(self, _: str) -> Any:
-        code = f"""
+_SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+_DAEMON = f"""
 import subprocess
 print(subprocess.Popen({_SLEEP}, start_new_session=True, stdout=subprocess.DEVNULL).pid)
 """
-        return Observation(subprocess.check_output([sys.executable, "-c", code], text=True))
 
 
-_SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+def _raise(error: BaseException) -> NoReturn:
+    raise error
+
+
+def _write(line: bytes = b"\x00{]\n") -> None:
+    for descriptor in range(3, 30):
+        with suppress(OSError):
+            os.write(descriptor, line)
+
+
+def _observed(deed: Callable[..., object], *arguments: object) -> Observation:
+    return Observation(str(deed(*arguments)))
+
+
+def _send_heartbeats() -> None:
+    while True:
+        _write(b"alive\n")
+        time.sleep(0.05)
+
+
+def _heartbeats() -> None:
+    threading.Thread(target=_send_heartbeats, daemon=True).start()
+    time.sleep(1000)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+_DEEDS: dict[str, Callable[[], object]] = {
+    "hang": lambda: time.sleep(1000),
+    "spin": _spin,
+    "exit": lambda: os._exit(3),
+    "crash": lambda: ctypes.string_at(0),
+    "kill": lambda: os.kill(os.getpid(), 9),
+    "raise": lambda: _raise(LookupError("no such\nthing")),
+    "quit": lambda: sys.exit("done"),
+    "address": lambda: _raise(LookupError(object())),
+    "heartbeats": _heartbeats,
+    "flood": lambda: Observation("é" * 5_000_000),
+    "memory": lambda: Observation("x" * 2**40),
+    "nothing": lambda: None,
+    "text": lambda: Observation(b"text"),  # type: ignore[arg-type]
+    "lie": lambda: Observation("", done="yes"),  # type: ignore[arg-type]
+    "nan": lambda: Observation("", rewards={"x": float("nan")}),
+    "names": lambda: Observation("", rewards={1: 1.0}),  # type: ignore[dict-item]
+    "surrogate": lambda: Observation("a\ud800b"),
+    "print": lambda: Observation(str(os.write(1, b"x" * 2**20) + os.write(2, b"x" * 2**20))),
+    "close": lambda: _observed(os.closerange, 0, 100),
+    "fork": lambda: Observation(str(os.fork() > 0)),
+    "write": lambda: _observed(_write),
+    "start": lambda: Observation(str(subprocess.Popen(_SLEEP).pid)),
+    "session": lambda: Observation(str(subprocess.Popen(_SLEEP, start_new_session=True).pid)),
+    "daemon": lambda: Observation(subprocess.check_output([sys.executable, "-c", _DAEMON], text=True)),
+}
+"""What `Hostile` does in a turn with this text."""
+
+
+class Hostile(Counting):
+    """Does what the text of a turn says, or counts."""
+
+    def step(self, text: str) -> Any:
+        return _DEEDS[text]() if text in _DEEDS else super().step(text)
 
 
 class NeedsSize(Counting):
@@ -233,12 +190,10 @@ class StepWithoutText(Counting):
     """Has a method of another form."""
 
     def step(self) -> Observation:  # type: ignore[override]
-        """Answer nothing."""
         return Observation()
 
 
 class NoStep:
     """Lacks a method."""
 
-    def reset(self, problem: Problem) -> None:
-        """Begin."""
+    def reset(self, problem: Problem) -> None: ...

@@ -1,5 +1,3 @@
-"""Feedback: a wrong answer may be corrected, and nobody is told the right one."""
-
 import pytest
 
 from components.environments.environment import Observation
@@ -8,6 +6,7 @@ from components.environments.pool import Environments
 from components.shared.tools import ToolsConfig
 from tests import tiny
 
+_WRONG = "That is not right. Try again."
 PROBLEM = tiny.problem(0, answer="1776", question="What is 37 times 48?")
 
 
@@ -20,11 +19,8 @@ def _feedback(**arguments: object) -> Feedback:
 @pytest.mark.parametrize(("num_wrong", "reward"), [(0, 1.0), (1, 0.5), (2, 0.25)])
 def test_a_right_answer_is_worth_less_after_each_wrong_try(num_wrong: int, reward: float) -> None:
     """It ends the trajectory."""
-    feedback = _feedback(num_tries=3)
-    for _ in range(num_wrong):
-        assert feedback.step("#### 1775") == Observation(
-            "That is not right. Try again.", rewards={"right_after_tries": 0.0}
-        )
+    feedback, wrong = _feedback(num_tries=3), Observation(_WRONG, rewards={"right_after_tries": 0.0})
+    assert [feedback.step("#### 1775") for _ in range(num_wrong)] == [wrong] * num_wrong
     assert feedback.step("#### 1776") == Observation(done=True, rewards={"right_after_tries": reward})
 
 
@@ -42,7 +38,7 @@ def test_the_last_try_ends_the_trajectory() -> None:
 def test_what_is_said_leaks_nothing_of_the_answer() -> None:
     """It depends on whether there is an answer, and on nothing else."""
     said = {_feedback().step(f"#### {number}").text for number in (*range(50), 1775, 1777, 17760)}
-    assert said == {"That is not right. Try again."}
+    assert said == {_WRONG}
     assert _feedback().step("It is about 1776.").text == "No final answer was found. State it as asked."
 
 

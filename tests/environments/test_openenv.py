@@ -1,5 +1,3 @@
-"""OpenEnv: a server that speaks its protocol over real sockets."""
-
 import json
 import socket
 import subprocess
@@ -88,10 +86,7 @@ def test_a_call_of_another_form_is_answered_and_ends_nothing(url: str) -> None:
     assert environment.step(CALL % 7).rewards == {"openenv": 1.0}
     assert environment.step("It is 7.") == Observation(done=True)
     environment.close()
-
-
-def test_further_fields_and_a_field_for_the_text_of_a_turn(url: str) -> None:
-    """The server gets them as they are: this text is not a number."""
+    # With a field for the text of a turn, and more fields, which the server gets as they are.
     environment = _begun(url, action_field="number", reset={"seed": 5}, observation_field="text")
     assert environment.step("five").text.startswith("Error: number: Input should be a valid integer")
     environment.close()

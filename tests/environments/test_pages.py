@@ -1,5 +1,3 @@
-"""The page on environments: its example works, and it names every argument."""
-
 import re
 from pathlib import Path
 
@@ -9,9 +7,8 @@ import yaml
 from components.environments.environment import Observation
 from components.environments.pool import Environments
 from components.environments.worker import BUILT_IN
-from components.prepare_data.config import PrepareConfig
 from components.shared.model import ModelConfig
-from components.shared.tools import ARGUMENTS, ToolsConfig
+from components.shared.tools import ARGUMENTS
 from tests import tiny
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(encoding="utf-8")
@@ -52,16 +49,3 @@ def test_the_page_names_every_argument_and_its_default() -> None:
             shown = f"`{name}`" if argument.default in (None, ...) or name == "answer" else f"`{name}` ({{}})"
             text = parts[environment] + (PAGE if name == "max_calls" else "")
             assert shown.format(argument.default) in text or (name == "file" and "`file`" in text), name
-
-
-def test_the_params_on_the_page_are_accepted() -> None:
-    """With their arguments."""
-    blocks = [yaml.safe_load(block) for block in _blocks("yaml")]
-    models = [block["train_sft"]["model"] for block in blocks if "model" in block["train_sft"]]
-    tools = [ToolsConfig.model_validate(model["tools"]) for model in models]
-    assert tools[0].arguments == {"decimals": 4}
-    assert {"components.environments.openenv:OpenEnv", "components.environments.verifiers:Verifiers"} <= {
-        each.environment for each in tools
-    }
-    kinds = [PrepareConfig.model_validate(block["prepare_data"]).sources[0].kind for block in blocks[2:]]
-    assert kinds == ["reasoning_gym", "dataset", "dataset"]

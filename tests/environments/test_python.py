@@ -1,5 +1,3 @@
-"""Python as a tool: blocks of a trajectory are one program, which runs in the sandbox."""
-
 import pytest
 
 from components.environments.pool import Environments
@@ -43,8 +41,10 @@ def test_a_block_shows_what_it_prints_and_how_it_fails(code: str, output: str) -
 
 
 def test_a_block_sees_the_names_of_earlier_ones() -> None:
-    """Even of one that failed in its middle; chance goes on as it began, and another trajectory has none of them."""
+    """Even of one that failed in its middle, but not of one that does not end, nor of another trajectory."""
     python = _python()
+    assert _run(python, "x = 6\nimport os\nos._exit(0)") == "Error: the code was not finished: it ended with status 0"
+    assert _run(python, "x").startswith("NameError")
     assert _run(python, "import random\nx = 1\nfirst = random.random()\nfirst") == _run(python, "first")
     assert _run(python, "y = 2\n1/0").startswith("ZeroDivisionError")
     assert _run(python, "print('again')\nx + y") == "again\n3"
@@ -52,25 +52,12 @@ def test_a_block_sees_the_names_of_earlier_ones() -> None:
     assert _run(python, "x").startswith("NameError")
 
 
-def test_a_block_that_does_not_end_is_left_out_of_the_program() -> None:
-    """Later blocks run without it."""
-    python = _python()
-    _run(python, "x = 5")
-    assert _run(python, "x = 6\nimport os\nos._exit(0)") == "Error: the code was not finished: it ended with status 0"
-    assert _run(python, "x") == "5"
-
-
-def test_a_long_output_is_cut_in_its_middle() -> None:
-    """So that its beginning and its end are read."""
-    text = _run(_python(max_output_characters=11), "print('abcdef' * 1000)")
-    assert text == "abcdef\n... (cut) ...\nbcdef"
-
-
-def test_long_programs_are_refused() -> None:
-    """All blocks count."""
-    python = _python()
+def test_a_long_output_is_cut_in_its_middle_and_a_long_program_refused() -> None:
+    """The beginning and the end of an output are read; all blocks of a program count."""
+    python = _python(max_output_characters=11)
+    assert _run(python, "print('abcdef' * 1000)") == "abcdef\n... (cut) ...\nbcdef"
     for _ in range(2):
-        text = _run(python, "'" + "x" * 9_990 + "'")
+        text = _run(python, "'" + "x" * 9_970 + "'")
     assert text.startswith("'xxx")
     assert _run(python, "1" * 100) == "Error: all code together is longer than 20,000 characters"
 

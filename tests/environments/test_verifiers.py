@@ -1,5 +1,3 @@
-"""Environments of verifiers: the package runs an episode, and the turns of the model are those of its agent."""
-
 import importlib.util
 import json
 import os

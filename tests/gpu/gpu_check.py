@@ -35,6 +35,7 @@ _STEP_ROW = "16x8:192/410"
 """Prompts x completions : tokens of a prompt / of a completion, as for GSM8K."""
 _BF16 = ["train_sft.model.base=scratch:math", "train_grpo.engine={precision: bf16, zero_stage: 2}"]
 _BF16 += ["train_grpo.sampler.max_mismatch=0.05"]
+_WEIGHTED = "train_grpo.sampler.correction.weight={level: token, max: 2.0}"
 Result = Literal["passed", "missed", "not run"]
 
 
@@ -75,62 +76,48 @@ def checks(device: str, out: Path, *, model: str | None = None, trl_python: str 
     step = [*python, "benchmarks/grpo_step.py", _STEP_ROW, "--device", "cuda", "--micro-batch-tokens", "16384"]
     step += ["--trl-python", trl_python] if trl_python else ["--only", "own"]
     no_model = "" if model else "no weights: MODEL=FOLDER names a 1.5B instruct model"
+
+    def run(name: str, *settings: str, params: str = "params/smoke.yaml") -> list[str]:
+        settings = (*settings, f"register.registry={out / name / 'registry'}")
+        sets = [part for setting in settings for part in ("--set", setting)]
+        return [*cli, "run", "--fresh", "--params", str(ROOT / params), *sets]
+
+    dtype = ["evaluate.dtype=bfloat16"] if device == "cuda" else []
+    vllm = "max_tokens: 256, cache_gib: 0.5, compile: false"
+    beside = [f"train_grpo.sampler.vllm={{{vllm}}}", _WEIGHTED]
+    server = [f"train_grpo.sampler.servers={{num_servers: 1, devices: ['1'], weights_by: nccl, {vllm}}}", _WEIGHTED]
+    ranks = ["train_sft.engine.num_processes=2", "train_grpo.engine.num_processes=2"]
+    qwen = [f"train_sft.model.base={model}", "train_grpo.num_steps=20", "report.gate.enforce=false"]
+    qwen += ["train_grpo.validation={every_steps: 10, num_problems: 200}"]
+    run_qwen = run("gsm8k", *qwen, params="params/qwen-1.5b.yaml")
+    steps = [
+        Check(
+            name := f"step-{size}",
+            f"a GRPO step of {size}, {_STEP_ROW}",
+            30,
+            [*step, "--model", size, "--out", str(out / name)],
+            _step,
+            no_gpu,
+        )
+        for size in ("0.5b", "1.5b")
+    ]
     return [
-        Check("machine", "what is there", 5, [*cli, "doctor", "--json"], _doctor),
+        Check("machine", "what is there", 5, [*cli, "doctor"], _doctor),
         Check("kernels", "attention and output layer agree with float64", 20, kernels, _junit, no_gpu),
         Check("families", "models in bf16 are what is trained on", 15, [*on_device, "families", device]),
         Check("files", "vLLM gets weights by files", 15, [*on_device, "weights", device, "folder"], not_run=no_vllm),
         Check("ipc", "vLLM gets weights by ipc", 15, [*on_device, "weights", device, "ipc"], not_run=no_gpu or no_vllm),
-        Check("training", "the smoke run in bf16", 30, [*cli, *_smoke(out, device)], _last_policy),
-        Check("training-vllm", "the same by vLLM", 30, [*cli, *_smoke_with_vllm(out, device)], _last_policy, no_vllm),
-        Check("nccl", "a server gets weights by NCCL", 30, [*cli, *_nccl(out)], _last_policy, one_gpu or no_vllm),
-        Check("ranks", "two processes train in bf16", 30, [*cli, *_ranks(out)], _last_policy, one_gpu),
-        *(
-            Check(
-                f"step-{size}",
-                f"a GRPO step of {size}, {_STEP_ROW}",
-                30,
-                [*step, "--model", size, "--out", str(out / f"step-{size}")],
-                _step,
-                no_gpu,
-            )
-            for size in ("0.5b", "1.5b")
+        Check("training", "the smoke run in bf16", 30, run("training", *_BF16, *dtype), _last_policy),
+        Check(
+            name := "training-vllm", "the same by vLLM", 30, run(name, *_BF16, *dtype, *beside), _last_policy, no_vllm
         ),
-        Check("gsm8k", "20 steps of qwen-1.5b.yaml", 90, [*cli, *_qwen(out, model or "")], _last_policy, no_model),
+        Check(
+            "nccl", "a server gets weights by NCCL", 30, run("nccl", *_BF16, *server), _last_policy, one_gpu or no_vllm
+        ),
+        Check("ranks", "two processes train in bf16", 30, run("ranks", *_BF16, *ranks), _last_policy, one_gpu),
+        *steps,
+        Check("gsm8k", "20 steps of qwen-1.5b.yaml", 90, run_qwen, _last_policy, no_model),
     ]
-
-
-def _smoke(out: Path, device: str, folder: str = "training", settings: Sequence[str] = ()) -> list[str]:
-    dtype = ["evaluate.dtype=bfloat16"] if device == "cuda" else []
-    return _run(out / folder, ROOT / "params/smoke.yaml", [*_BF16, *dtype, *settings])
-
-
-def _smoke_with_vllm(out: Path, device: str) -> list[str]:
-    vllm = "{max_tokens: 256, cache_gib: 0.5, compile: false}"
-    settings = [f"train_grpo.sampler.vllm={vllm}", "train_grpo.sampler.correction.weight={level: token, max: 2.0}"]
-    return _smoke(out, device, "training-vllm", settings)
-
-
-def _nccl(out: Path) -> list[str]:
-    server = "{num_servers: 1, devices: ['1'], weights_by: nccl, max_tokens: 256, cache_gib: 0.5, compile: false}"
-    settings = [f"train_grpo.sampler.servers={server}", "train_grpo.sampler.correction.weight={level: token, max: 2.0}"]
-    return _run(out / "nccl", ROOT / "params/smoke.yaml", [*_BF16, *settings])
-
-
-def _ranks(out: Path) -> list[str]:
-    processes = ["train_sft.engine.num_processes=2", "train_grpo.engine.num_processes=2"]
-    return _run(out / "ranks", ROOT / "params/smoke.yaml", [*_BF16, *processes])
-
-
-def _qwen(out: Path, model: str) -> list[str]:
-    settings = [f"train_sft.model.base={model}", "train_grpo.num_steps=20", "report.gate.enforce=false"]
-    settings += ["train_grpo.validation={every_steps: 10, num_problems: 200}"]
-    return _run(out / "gsm8k", ROOT / "params/qwen-1.5b.yaml", settings)
-
-
-def _run(folder: Path, params: Path, settings: Sequence[str]) -> list[str]:
-    settings = [*settings, f"register.registry={folder / 'registry'}"]
-    return ["run", "--fresh", "--params", str(params), *(part for each in settings for part in ("--set", each))]
 
 
 def run(check: Check, folder: Path) -> Row:
@@ -156,7 +143,9 @@ def run(check: Check, folder: Path) -> Row:
         except subprocess.TimeoutExpired:
             problem = f"not done within {check.minutes:g} minutes"
         finally:
-            _end(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     took_s, output = time.monotonic() - started, log.read_text(encoding="utf-8", errors="replace")
     if problem:
         lines = output.strip().splitlines() or ["it printed nothing"]
@@ -167,17 +156,8 @@ def run(check: Check, folder: Path) -> Row:
         return Row(check.title, "missed", took_s, f"{type(error).__name__}: {error}"[:_NUM_CHARACTERS])
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End whatever is left of a check."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _doctor(folder: Path, output: str) -> str:
-    findings = json.loads(output[output.index("[\n") :])
-    wanted = {"gpu", "torch", "vllm", "deepspeed"}
-    return "; ".join(f"{each['name']} {each['text']}" for each in findings if each["name"] in wanted)
+    return "; ".join(re.findall(r"^ok +((?:gpu|torch|vllm|deepspeed) .*)", output, re.MULTILINE))
 
 
 def _junit(folder: Path, output: str) -> str:
@@ -205,12 +185,6 @@ def _last_policy(folder: Path, output: str) -> str:
     return "; ".join([*trained[-1:], *(line for line in lines if line.startswith(("gate ", "registered ")))])
 
 
-def _report(rows: Sequence[Row], out: Path, device: str) -> None:
-    values: dict[str, Any] = {"device": device, "at": datetime.now(UTC).isoformat(timespec="minutes")}
-    written = json.dumps({**values, "checks": [asdict(row) for row in rows]}, indent=2)
-    (out / "gpu-check.json").write_text(f"{written}\n", encoding="utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks; return 0 if all that could run passed, 1 if one failed, 2 if there is no GPU."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
@@ -232,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         row = run(check, out / check.name)
         rows.append(row)
         screen.detail(f"{row.result}: {row.evidence}", Style.RED if row.result == "missed" else Style.GREEN)
-        _report(rows, out, options.device)
+        written: dict[str, Any] = {"device": options.device, "at": datetime.now(UTC).isoformat(timespec="minutes")}
+        text = json.dumps({**written, "checks": [asdict(row) for row in rows]}, indent=2)
+        (out / "gpu-check.json").write_text(f"{text}\n", encoding="utf-8")
     screen.show(f"{options.out}/gpu-check.json")
     return int(any(row.result == "missed" for row in rows))
 

@@ -7,16 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
@@ -28,8 +21,16 @@ from tests import tiny
 VOCABULARY_SIZE = 50
 GROUPS = ((9, 3), (5, 1), (7, 4), (1, 2), (6, 1))
 """Tokens of each prompt, and its completions: groups of one and of many."""
-_SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-_ENDS = {"bos_token_id": None, "eos_token_id": 0, "vocab_size": VOCABULARY_SIZE}
+_ENDS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": 0, "vocab_size": VOCABULARY_SIZE}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_SIZE = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.2,
+    **_HEADS,
+    **_ENDS,
+}
 
 
 @dataclass(frozen=True)
@@ -47,25 +48,20 @@ def gpt2() -> PreTrainedModel:
     no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     # Weights ten times the usual: attention that hardly looks anywhere in particular would hide mistakes.
     size = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
-    model: PreTrainedModel = GPT2LMHeadModel(GPT2Config(**size, **no_dropout, **_ENDS)).double().eval()
-    return model
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, **no_dropout, **_ENDS)).double().eval()
 
 
 def qwen2() -> PreTrainedModel:
     """Return a Qwen2, of which two heads of queries share one of keys."""
     torch.manual_seed(0)
-    config = Qwen2Config(num_key_value_heads=2, initializer_range=0.2, tie_word_embeddings=False, **_SIZE, **_ENDS)
-    model: PreTrainedModel = Qwen2ForCausalLM(config).eval()
-    return model
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_SIZE, tie_word_embeddings=False)).eval()
 
 
 def qwen3() -> PreTrainedModel:
     """Return a Qwen3 whose output layer is its embedding, with heads larger than their share of the hidden size."""
     torch.manual_seed(0)
-    heads = {"num_key_value_heads": 2, "head_dim": 16}
-    config = Qwen3Config(initializer_range=0.2, tie_word_embeddings=True, **heads, **_SIZE, **_ENDS)
-    model: PreTrainedModel = Qwen3ForCausalLM(config).eval()
-    return model
+    config = transformers.Qwen3Config(**_SIZE, tie_word_embeddings=True, head_dim=16)
+    return transformers.Qwen3ForCausalLM(config).eval()
 
 
 def sequences(groups: Sequence[tuple[int, int]] = GROUPS, *, seed: int = 1) -> list[TokenSequence]:

@@ -78,11 +78,6 @@ def _random(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-def _assert_close(found: Any, expected: Any, tolerance: float = 1e-12) -> None:
-    for values, exact in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, exact, rtol=tolerance, atol=tolerance)
-
-
 @settings(max_examples=40)
 @given(GROUPS, st.sampled_from([1, 2, 3]))
 def test_completions_see_their_prompt_and_themselves(sizes: list[tuple[int, list[int]]], repeats: int) -> None:
@@ -92,26 +87,32 @@ def test_completions_see_their_prompt_and_themselves(sizes: list[tuple[int, list
     q, k, v, grad = _random((length, 2 * repeats, 4), (length, 2, 4), (length, 2, 4), (length, 2 * repeats, 4))
     qkv = [x.requires_grad_() for x in (q, k, v)]
     out = layout.attend(0, q, k, v, SCALE)
-    _assert_close([out], [_masked_softmax(q, k, v, allowed_TT)[0]])
-    _assert_close(torch.autograd.grad(out, qkv, grad), _gradients(qkv, grad, allowed_TT))
+    found = (out, *torch.autograd.grad(out, qkv, grad))
+    expected = (_masked_softmax(q, k, v, allowed_TT)[0], *_gradients(qkv, grad, allowed_TT))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
-)
-def test_plain_products_are_the_same_attention(causal: bool, dtype: torch.dtype, tolerance: float) -> None:
-    """Devices without a flash kernel compute what the kernel does, in every type."""
-    q, k, v, grad = (x.to(dtype) for x in _random(*[(2, 3, 7, 8)] * 4))
-    out, lse = attention._cpu_flash(q, k, v, 0.0, causal, scale=SCALE)
-    plain_out, plain_lse = attention._matmul_attention(q, k, v, causal, SCALE)
-    assert plain_lse.dtype == torch.promote_types(dtype, torch.float32)
-    _assert_close((plain_out, plain_lse), (out, lse), tolerance)
-    expected = attention._cpu_flash_backward(grad, q, k, v, out, lse, 0.0, causal, scale=SCALE)
-    _assert_close(attention._matmul_attention_backward(grad, q, k, v, out, lse, causal, SCALE), expected, tolerance)
+def _plain_flash(
+    q: Tensor, k: Tensor, v: Tensor, _: float, causal: bool, *, attn_mask: Tensor | None = None, scale: float
+) -> tuple[Tensor, Tensor]:
+    return attention._matmul_attention(q, k, v, causal, scale, attn_mask)
+
+
+def _plain_flash_backward(*inputs: Any, scale: float) -> attention.QKV:
+    grad, q, k, v, out, lse, _, causal = inputs
+    return attention._matmul_attention_backward(grad, q, k, v, out, lse, causal, scale)
+
+
+@pytest.fixture(params=["kernel", "plain"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute as on CPUs, and as on devices without a flash kernel."""
+    if request.param == "plain":
+        monkeypatch.setattr(attention, "_cpu_flash", _plain_flash)
+        monkeypatch.setattr(attention, "_cpu_flash_backward", _plain_flash_backward)
 
 
 _GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: its kernels have a path of their own")
+
 _PRECISIONS = (
     pytest.param("cpu", torch.float64, 1e-12, id="cpu-float64"),
     pytest.param("cpu", torch.float32, 1e-5, id="cpu-float32"),
@@ -121,11 +122,10 @@ _PRECISIONS = (
 )
 
 
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), _PRECISIONS)
 @pytest.mark.parametrize("segments", CASES.values(), ids=CASES)
-def test_attention_is_a_softmax_per_sequence(
-    segments: Segments, device: str, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_attention_is_a_softmax(segments: Segments, device: str, dtype: torch.dtype, tolerance: float) -> None:
     """Output, log-sum-exp and gradients are those of one masked softmax in float64, within the rounding of the type."""
     size = 64 if device == "cuda" else 8
     lengths = (segments.query_bounds[-1], segments.key_bounds[-1], segments.key_bounds[-1], segments.query_bounds[-1])
@@ -143,12 +143,10 @@ def test_attention_is_a_softmax_per_sequence(
         assert float((values.cpu().double() - each).abs().max() / each.abs().max()) < tolerance
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.usefixtures("by")
 @pytest.mark.parametrize("padded", [False, True])
-def test_every_query_sees_all_keys_but_padding(monkeypatch: pytest.MonkeyPatch, plain: bool, padded: bool) -> None:
+def test_every_query_sees_all_keys_but_padding(padded: bool) -> None:
     """One softmax over the keys of a sequence, with the log of its denominator, by the kernel and by plain products."""
-    if plain:
-        monkeypatch.setattr(attention, "_cpu_flash", _plain_flash)
     generator = torch.Generator().manual_seed(1)
     q_BHTD, k_BHSD, v_BHSD = (torch.randn(2, 3, n, 4, dtype=torch.float64, generator=generator) for n in (5, 7, 7))
     mask_BHTS = torch.zeros(2, 1, 1, 7, dtype=torch.float64)
@@ -157,9 +155,3 @@ def test_every_query_sees_all_keys_but_padding(monkeypatch: pytest.MonkeyPatch, 
     out_BHTD, lse_BHT = attend_all(q_BHTD, k_BHSD, v_BHSD, SCALE, mask_BHTS if padded else None)
     torch.testing.assert_close(out_BHTD, scores_BHTS.softmax(-1) @ v_BHSD, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse_BHT, scores_BHTS.logsumexp(-1), rtol=1e-12, atol=1e-12)
-
-
-def _plain_flash(
-    q: Tensor, k: Tensor, v: Tensor, _: float, causal: bool, *, attn_mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    return attention._matmul_attention(q, k, v, causal, scale, attn_mask)

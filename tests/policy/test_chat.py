@@ -1,5 +1,3 @@
-"""Chat templates: the prompts that transformers makes of conversations, and where answers end."""
-
 from pathlib import Path
 
 import pytest
@@ -7,8 +5,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.policy.checkpoint import Checkpoint, create, load, save
-from components.rollout.sampler import Sampling
-from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -126,16 +122,6 @@ def test_a_template_that_leaves_thoughts_out_shows_no_answer_to_learn_from(tmp_p
     )
 
 
-def test_each_source_may_have_a_prompt_of_its_own(tmp_path: Path) -> None:
-    """In a conversation as in plain text."""
-    checkpoint = _checkpoint(chat_model.write(tmp_path), prompts={"code": "Write code: {question}"})
-    user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    assert checkpoint.format.prompt("1+1?", "sums").endswith(user.format("1+1?\nThink."))
-    assert checkpoint.format.prompt("1+1?", "code").endswith(user.format("Write code: 1+1?"))
-    problem = tiny.problem(0, source="code")
-    assert checkpoint.examples([problem])[0].prompt_ids == checkpoint.prompt_ids(problem.question, "code")
-
-
 def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_path: Path) -> None:
     """What serves the folder without our files has the template, and stops where a turn ends."""
     settings = {"chat": {"system": SYSTEM}, "thinking": False, "prompts": {"code": "Code: {question}"}}
@@ -144,25 +130,14 @@ def test_a_saved_policy_is_asked_as_before_and_ends_its_turns_for_others(tmp_pat
     save(saved, tmp_path / "policy")
     loaded = load(tmp_path / "policy", dtype=torch.float32)
     assert loaded.config == saved.config.model_copy(update={"base": str(tmp_path / "policy")})
-    assert loaded.examples([tiny.PROBLEMS[3]])[0] == saved.examples([tiny.PROBLEMS[3]])[0]
+    for source, shown in (("sums", "1+1?\nThink."), ("code", "Code: 1+1?")):
+        assert loaded.format.prompt("1+1?", source).endswith(f"user\n{shown}<|im_end|>\n<|im_start|>assistant\n")
+        problem = tiny.problem(0, source=source)
+        assert loaded.examples([problem])[0] == saved.examples([problem])[0]
+        assert saved.examples([problem])[0].prompt_ids == loaded.prompt_ids(problem.question, source)
     ends = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").generation_config.eos_token_id
     assert tuple(ends) == saved.end_ids == loaded.end_ids
     assert AutoTokenizer.from_pretrained(tmp_path / "policy").chat_template == CHATML
-
-
-def test_a_response_to_a_prompt_that_opens_a_thought_begins_inside_it(tmp_path: Path) -> None:
-    """So a thought that does not end has no answer, whatever stands in it."""
-    checkpoint = _checkpoint(chat_model.write(tmp_path, REASONING))
-    (inside,), (outside,) = (
-        TransformersSampler(each, 4).generate(
-            tiny.PROBLEMS[:1], Sampling(num_samples=1, temperature=0.0, max_new_tokens=3, seed=1)
-        )[0]
-        for each in (checkpoint, tiny.checkpoint())
-    )
-    assert inside.in_thought
-    assert inside.response == "<think>" + inside.text
-    assert not outside.in_thought
-    assert outside.response == outside.text
 
 
 @pytest.mark.parametrize(
@@ -187,21 +162,12 @@ def test_a_template_that_is_missing_or_fails_is_named(tmp_path: Path, template: 
         assert str(tmp_path) in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"base": "scratch:tiny", "chat": {}}, "a model made from scratch has no chat template"),
-        ({"base": "x", "thinking": True}, "thinking: is for chat templates"),
-    ],
-)
-def test_settings_of_a_conversation_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
-    """Before any file is read."""
-    with pytest.raises(ValueError, match=message):
-        ModelConfig.model_validate(settings)
-
-
 def test_a_model_that_chats_may_answer_in_a_sentence() -> None:
-    """Unless the config says where the answer has to be, or an environment asks for it."""
+    """Unless the config says where the answer has to be, or an environment asks for it. Others have no such keys."""
+    with pytest.raises(ValueError, match="a model made from scratch has no chat template"):
+        ModelConfig.model_validate({"base": "scratch:tiny", "chat": {}})
+    with pytest.raises(ValueError, match="thinking: is for chat templates"):
+        ModelConfig.model_validate({"base": "x", "thinking": True})
     chat = {"base": "model", "chat": {}}
     tools = {"tools": {"environment": "calculator"}}
     given = [chat, chat | {"answer": "boxed"}, chat | tools, {"base": "model"}]

@@ -24,9 +24,7 @@ SEQUENCES = plain.sequences()
     ("max_tokens", "temperature", "checkpointing"),
     [(1, 0.7, False), (20, 1.0, True), (40, 2.5, False), (1000, 0.7, True)],
 )
-def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
-    max_tokens: int, temperature: float, checkpointing: bool
-) -> None:
+def test_packing_changes_no_score_and_no_gradient(max_tokens: int, temperature: float, checkpointing: bool) -> None:
     """In float64, packing with shared prompts changes nothing, for any micro-batches, temperature and recomputation."""
     model = plain.gpt2()
     expected = plain.alone(model, SEQUENCES, temperature=temperature)
@@ -38,9 +36,7 @@ def test_scores_and_all_gradients_are_those_of_each_sequence_alone(
 
 @pytest.mark.parametrize("max_tokens", [1, 40])
 @pytest.mark.parametrize("family", [plain.qwen2, plain.qwen3])
-def test_grouped_queries_rotary_positions_and_tied_weights(
-    family: Callable[[], PreTrainedModel], max_tokens: int
-) -> None:
+def test_grouped_queries_rotary_positions_and_tying(family: Callable[[], PreTrainedModel], max_tokens: int) -> None:
     """Two Qwens agree to the precision of the float32 that they compute in."""
     model = family()
     actual = plain.packed(model, SEQUENCES, temperature=0.7, max_tokens=max_tokens)
@@ -118,9 +114,7 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "rounded products"])
-def test_the_loss_of_tokens_of_less_precision_is_that_of_float64(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str
-) -> None:
+def test_a_loss_of_less_precision_is_that_of_float64(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype | str) -> None:
     """Its value, entropies and gradients; also where products round both factors to bfloat16, as on GPUs."""
     if dtype == "rounded products":
         monkeypatch.setattr(output_layer, "_rounds_factors", lambda _: True)
@@ -193,19 +187,6 @@ def test_scores_of_bf16_are_computed_in_float32(device: str) -> None:
     for values, exact in zip(gradients, exact_gradients, strict=True):
         assert values.dtype == torch.bfloat16
         assert float((values.cpu().double() - exact).abs().max() / exact.abs().max()) < 0.01
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=_GPU)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sampler_gets_float32_logits_of_whole_batches(device: str, dtype: torch.dtype) -> None:
-    """The output layer keeps the dimensions of what a decoder gives it, a batch of sequences, in every precision."""
-    layer = _layer(bias=True).to(device, dtype)
-    hidden_BSD = torch.randn(2, 5, HIDDEN_SIZE).to(device, dtype)
-    exact_BSV = nn.functional.linear(hidden_BSD.double(), layer.weight.double(), layer.bias.double())
-    output_layer.use_float32_logits(layer)
-    logits_BSV = layer(hidden_BSD)
-    assert logits_BSV.dtype == torch.float32
-    torch.testing.assert_close(logits_BSV.double(), exact_BSV, rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_of_bf16_weights_are_accumulated_over_chunks_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

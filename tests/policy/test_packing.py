@@ -45,10 +45,6 @@ def _trajectories(sizes: list[tuple[int, list[list[tuple[int, int]]]]]) -> list[
     return trajectories
 
 
-def _is_sampled(sequence: TokenSequence, place: int) -> bool:
-    return not any(start <= place < stop for start, stop in sequence.environment)
-
-
 def _context(batch: MicroBatch, place: int) -> list[int]:
     """The tokens that the token at a place of the row sees, by the layout: of its prompt, then of its own segment."""
     own, shared, ids = batch.layout.self_attention, batch.layout.prompt_attention, batch.input_ids_T.tolist()
@@ -62,19 +58,21 @@ def _context(batch: MicroBatch, place: int) -> list[int]:
 
 
 @settings(max_examples=50)
-@given(GROUPS, st.integers(1, 60))
+@given(GROUPS, st.integers(1, 60), st.sampled_from([1, 2, 3]))
 def test_packing_keeps_contexts_limits_and_prompts(
-    sizes: list[tuple[int, list[list[tuple[int, int]]]]], max_tokens: int
+    sizes: list[tuple[int, list[list[tuple[int, int]]]]], max_tokens: int, step: int
 ) -> None:
     """Each sampled token is predicted once, at the token before it, which sees its prompt and what precedes.
 
     What an environment wrote is seen like all the rest, and not predicted. No micro-batch exceeds the limit unless it
     is a single sequence, and no token is repeated or padding but for the prompts of groups that alone exceed the limit.
+    Sequences that were not selected are in no micro-batch, but count in `token_N` and `sequence_N`.
     """
     sequences = _trajectories(sizes)
+    selected = range(len(sequences))[::step]
     targets = {}
     counts: Counter[int] = Counter()
-    for batch in pack(sequences, max_tokens=max_tokens, device=CPU):
+    for batch in pack(sequences, max_tokens=max_tokens, device=CPU, indices=None if step == 1 else selected):
         columns = zip(batch.source_N, batch.target_N, batch.sequence_N, batch.token_N, strict=True)
         for source, target, number, token in (map(int, column) for column in columns):
             sequence = sequences[number]
@@ -85,32 +83,15 @@ def test_packing_keeps_contexts_limits_and_prompts(
         assert batch.layout.max_length == int(batch.position_ids_T.max()) + 1
         assert len(batch.input_ids_T) <= max_tokens or len(batch.sequence_N.unique()) == 1
         counts.update(batch.input_ids_T.tolist())
-    sampled = [
-        token for each in sequences for place, token in enumerate(each.completion_ids) if _is_sampled(each, place)
-    ]
-    assert targets == dict(enumerate(sampled))
-    assert counts.keys() == {token for each in sequences for token in (*each.prompt_ids, *each.completion_ids)}
-    lengths = Counter({each.prompt_ids: len(each.prompt_ids) for each in sequences})
-    for each in sequences:
+    sampled = [(number, token) for number, each in enumerate(sequences) for token in each.sampled_ids]
+    assert targets == {place: token for place, (number, token) in enumerate(sampled) if number in selected}
+    packed = [sequences[number] for number in selected]
+    assert counts.keys() == {token for each in packed for token in (*each.prompt_ids, *each.completion_ids)}
+    lengths = Counter({each.prompt_ids: len(each.prompt_ids) for each in packed})
+    for each in packed:
         lengths[each.prompt_ids] += len(each.completion_ids)
     split = {token for prompt, length in lengths.items() if length > max_tokens for token in prompt}
     assert all(count == 1 for token, count in counts.items() if token not in split)
-
-
-def test_trajectories_are_predicted_where_they_were_sampled() -> None:
-    """By hand: 1 2 | 3 [4 5] 6 and 1 2 | [7] 8 9 share a prompt, and 10 | 11 [12] 13 [14] is alone behind them."""
-    sequences = [
-        TokenSequence((1, 2), (3, 4, 5, 6), ((1, 3),)),
-        TokenSequence((1, 2), (7, 8, 9), ((0, 1),)),
-        TokenSequence((10,), (11, 12, 13, 14), ((1, 2), (3, 4))),
-    ]
-    (batch,) = tiny.batches(sequences, 100)
-    assert batch.input_ids_T.tolist() == [1, 2, 7, 8, 9, 3, 4, 5, 6, 10, 11, 12, 13, 14]
-    assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 4, 2, 3, 4, 5, 0, 1, 2, 3, 4]
-    assert batch.target_N.tolist() == [8, 9, 3, 6, 11, 13]
-    assert batch.source_N.tolist() == [2, 3, 1, 7, 9, 11]
-    assert batch.sequence_N.tolist() == [1, 1, 0, 0, 2, 2]
-    assert batch.token_N.tolist() == [2, 3, 0, 1, 4, 5]
 
 
 def test_a_group_that_is_too_long_is_split_with_its_prompt() -> None:
@@ -120,23 +101,6 @@ def test_a_group_that_is_too_long_is_split_with_its_prompt() -> None:
     batches = tiny.batches(sequences, 12)
     assert [len(batch.input_ids_T) for batch in batches] == [12, 12]
     assert [sorted(set(batch.sequence_N.tolist())) for batch in batches] == [[0, 3], [1, 2]]
-
-
-@pytest.mark.parametrize("max_tokens", [1, 8, 100])
-def test_selected_sequences_keep_their_indices_and_places(max_tokens: int) -> None:
-    """Other sequences are in no micro-batch, but count in `sequence_N` and `token_N`."""
-    sequences = _sequences([(2, [3, 1, 2]), (3, [2]), (1, [1, 4])])
-    offsets, indices = [0, 3, 4, 6, 8, 9], [5, 0, 2]
-    actual = {}
-    for batch in pack(sequences, max_tokens=max_tokens, device=CPU, indices=indices):
-        columns = zip(batch.token_N.tolist(), batch.sequence_N.tolist(), batch.target_N.tolist(), strict=True)
-        actual.update({token: (number, target) for token, number, target in columns})
-    assert actual == {
-        offsets[index] + place: (index, token)
-        for index in indices
-        for place, token in enumerate(sequences[index].completion_ids)
-    }
-    assert pack(sequences, max_tokens=max_tokens, device=CPU, indices=[]) == []
 
 
 BRANCHES = [
@@ -195,9 +159,7 @@ class _TwoRanks(Ranks):
         return [value, self.others]
 
 
-def _shards(
-    num_shards: int, sequences: list[TokenSequence], indices: list[int], *, max_tokens: int = 64
-) -> list[Shard]:
+def _shards(num_shards: int, sequences: list[TokenSequence], indices: list[int], max_tokens: int = 64) -> list[Shard]:
     def shard(rank: int, others: int) -> Shard:
         ranks = _TwoRanks(rank, num_shards)
         ranks.others = others

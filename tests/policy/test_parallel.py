@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,19 +23,14 @@ from tests import tiny
 from tests.cluster.processes import errors_of_nobody, listeners
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_shards_are_even_and_in_order(size: int) -> None:
-    """Together they are everything; no process has two items more than another."""
-    items = list(range(13))
-    shards = [Ranks(rank, size).shard(items) for rank in range(size)]
-    assert [item for shard in shards for item in shard] == items
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+def test_shards_are_even_and_in_order() -> None:
+    """Together they are everything."""
+    shards = [list(Ranks(rank, 3).shard(range(13))) for rank in range(3)]
+    assert shards == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12]]
 
 
 @pytest.mark.parametrize(("configured", "launched"), [(1, 2), (2, 1)])
-def test_another_number_of_processes_than_configured_is_refused(
-    monkeypatch: pytest.MonkeyPatch, configured: int, launched: int
-) -> None:
+def test_another_number_of_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, configured: int, launched: int) -> None:
     """A process that finds itself alone would do all of the work, and each of too many as well."""
     monkeypatch.setenv("WORLD_SIZE", str(launched))
     with pytest.raises(PipelineError, match=f"num_processes is {configured}, but {launched} w"):
@@ -65,16 +60,6 @@ def _exchange(config: EngineConfig, *, folder: Path) -> dict[str, float]:
         assert [rank for rank, _ in values] == list(range(ranks.world_size))
         assert [len(text) for _, text in values] == [number * rank for rank in range(ranks.world_size)]
     return {"left": sum(ranks.store.check([f"barrier/{number}/{ranks.rank}"]) for number in range(1, 203))}
-
-
-def _arrive_late(config: EngineConfig, *, folder: Path) -> dict[str, float]:
-    """Let the last rank be late by more than the deadline."""
-    ranks = init_ranks(config)
-    (folder / f"{ranks.rank}.pid").write_text(str(os.getpid()))
-    if ranks.rank == ranks.world_size - 1:
-        time.sleep(600)
-    ranks.all_gather(0, "the end of sampling")
-    return {}
 
 
 def _hang_in_deepspeed(config: EngineConfig, *, folder: Path) -> dict[str, float]:
@@ -112,21 +97,19 @@ def _be_attacked(config: EngineConfig, *, folder: Path) -> dict[str, float]:
     ranks.all_gather(ranks.rank, "the attack")
     store = os.environ[STORE_VARIABLE].removeprefix("file://")
     attack = errors_of_nobody(f"echo >>{store}; cat {store}") if os.geteuid() == 0 else None
-    found = {"launcher": listeners(os.getppid()), "rank": listeners(os.getpid())}
-    written = {"store": attack, **found}
-    (folder / f"{ranks.rank}.json").write_text(json.dumps(written))
+    found = {"store": attack, "launcher": listeners(os.getppid()), "rank": listeners(os.getpid())}
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))
     ranks.barrier("the end")
     return {"left": 0}
 
 
-class _Command:
+class _Command(NamedTuple):
     """Creates a file where it is unpickled."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    file: Path
 
     def __reduce__(self) -> Any:
-        return Path.touch, (self._file,)
+        return Path.touch, (self.file,)
 
 
 def _stand_in(config: EngineConfig, *, folder: Path) -> dict[str, float]:
@@ -171,19 +154,8 @@ def test_no_other_user_reaches_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "deadline_s", "message"),
-    [
-        (_arrive_late, 2, "did not reach the end of sampling within 2 s"),
-        (_hang_in_deepspeed, 3, "stopped responding"),
-    ],
-)
-def test_a_rank_that_is_missing_is_named(
-    function: Callable[..., dict[str, float]], deadline_s: float, message: str, tmp_path: Path
-) -> None:
-    """With rank, host and process, once the deadline is over, at a barrier and in collectives; it can be retried."""
-    with pytest.raises(RetryableError) as raised:
-        _run(function, tmp_path, deadline_s=deadline_s)
-    missing = (tmp_path / "1.pid").read_text()
-    assert str(raised.value).startswith("rank 1 (")
-    assert str(raised.value).endswith(f", process {missing}) of 2 {message}")
+def test_a_rank_that_is_missing_in_a_collective_is_named(tmp_path: Path) -> None:
+    """With rank, host and process, once the deadline is over; it can be retried."""
+    with pytest.raises(RetryableError, match=r"^rank 1 \(.*, process \d+\) of 2 stopped responding$") as raised:
+        _run(_hang_in_deepspeed, tmp_path, deadline_s=3)
+    assert f", process {(tmp_path / '1.pid').read_text()})" in str(raised.value)

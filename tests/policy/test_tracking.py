@@ -1,18 +1,9 @@
-"""What a training reports while it goes on: live files, and the three trackers, each by its own library."""
-
-import json
-import os
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from kubeflow_trainer_api.models import TrainerV1alpha1UpdateTrainJobStatusRequest
@@ -54,12 +45,6 @@ def _train(work: Path, *, start: int, stop: int, ends: bool = True, **tracking: 
         pass
 
 
-def _stopped_and_resumed(work: Path, **tracking: Any) -> None:
-    """Stop after step 3, of which the checkpoint has two."""
-    _train(work, start=0, stop=3, ends=False, **tracking)
-    _train(work, start=2, stop=4, **tracking)
-
-
 def _figures(rows: Sequence[dict[str, float | None]], name: str) -> dict[int, float]:
     return {int(row["step"] or 0): value for row in rows if (value := row[name]) is not None}
 
@@ -76,118 +61,59 @@ def test_only_the_main_process_reports(work: Path) -> None:
     assert list(work.parents[2].rglob("*.*")) == []
 
 
-def _events(folder: Path) -> Any:
-    """What the reader of TensorBoard reads of the run."""
+@pytest.mark.parametrize("is_new", [False, True])
+def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path, is_new: bool) -> None:
+    """Also a step that came again after a resumption, and those before where a resumed training begins to track."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder / "tensorboard" / "evening" / "train_grpo"))
+    _train(work, start=0, stop=3, ends=False, tensorboard=not is_new)
+    _train(work, start=2, stop=4, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "evening" / "train_grpo"))
     events.Reload()
-    return events
-
-
-def test_tensorboard_has_every_step_once(work: Path, tmp_path: Path) -> None:
-    """A step that came again after a resumption counts once."""
-    _stopped_and_resumed(work, tensorboard=True)
-    events = _events(tmp_path)
     assert set(events.Tags()["scalars"]) == {"reward", "kl", "step_s"}
     for name in ("reward", "kl"):
-        assert {event.step: event.value for event in events.Scalars(name)} == _figures(_live(work), name)
-        assert len(events.Scalars(name)) == len(_figures(ROWS, name))
-
-
-def test_a_tracker_that_a_resumed_training_begins_with_has_the_steps_before(work: Path, tmp_path: Path) -> None:
-    """From the checkpoint: a run is worth tracking that went better than expected."""
-    _train(work, start=0, stop=2, ends=False)
-    _train(work, start=2, stop=4, tensorboard=True)
-    assert {event.step: event.value for event in _events(tmp_path).Scalars("reward")} == _figures(ROWS, "reward")
+        assert [(event.step, event.value) for event in events.Scalars(name)] == [*_figures(_live(work), name).items()]
 
 
 def test_wandb_continues_its_run(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline, read from its files: two parts of one run, in a group of the pipeline's run."""
+    """Offline: two parts of one run, in a group of the pipeline's run, whose files are where the user wants them."""
+    import wandb
+
     monkeypatch.setitem(_FINISH_S, "stopped", 60.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path / "before"))
-    _train(work, start=0, stop=3, ends=False, wandb={"project": "sums"})
-    monkeypatch.delenv("WANDB_DIR")
-    _train(work, start=2, stop=4, wandb={"project": "sums"})
-    parts = [next((folder / "wandb").glob("offline-run-*/*.wandb")) for folder in (tmp_path / "before", tmp_path)]
-    (first, run, config), (second, resumed, _) = map(_read_wandb, parts)
-    assert first == _by_step(ROWS[:3])
-    assert second == _by_step(ROWS[2:])
-    assert (run.run_id, run.project, run.run_group) == (resumed.run_id, "sums", "evening")
-    assert config["train_grpo.learning_rate"] == "0.001"
+    with patch.object(wandb.Run, "log", autospec=True, side_effect=wandb.Run.log) as log:
+        _train(work, start=0, stop=3, ends=False, wandb={"project": "sums"})
+        monkeypatch.delenv("WANDB_DIR")
+        _train(work, start=2, stop=4, wandb={"project": "sums"})
+    for folder in (tmp_path / "before", tmp_path):
+        assert len(list((folder / "wandb").glob("offline-run-*/*.wandb"))) == 1
+    logged = [(call.kwargs["step"], *call.args[1].items()) for call in log.call_args_list]
+    rows = [[(name, value) for name, value in row.items() if value is not None] for row in [*ROWS[:3], *ROWS[2:]]]
+    assert logged == [(step, *values) for (_, step), *values in rows]
+    first, *_, last = (call.args[0] for call in log.call_args_list)
+    assert (first.id, first.project, first.group) == (last.id, "sums", "evening")
+    assert last.config["train_grpo.learning_rate"] == "0.001"
 
 
-def _by_step(rows: Sequence[dict[str, float | None]]) -> dict[int, dict[str, float]]:
-    return {
-        int(row["step"] or 0): {name: value for name, value in row.items() if value is not None and name != "step"}
-        for row in rows
-    }
-
-
-def _read_wandb(path: Path) -> tuple[dict[int, dict[str, float]], Any, dict[str, Any]]:
-    """Return the history of a run by step, its record and its config."""
-    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # generated without types
-
-    history: dict[int, dict[str, float]] = {}
-    run, config = None, {}
-    for data in _leveldb_records(path.read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
-        if record.HasField("run"):
-            run = record.run
-            config = {item.key: json.loads(item.value_json) for item in run.config.update}
-        if record.HasField("history"):
-            values = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
-            step = record.history.step.num
-            history[step] = {name: value for name, value in values.items() if not name.startswith("_")}
-    return history, run, config
-
-
-def _leveldb_records(content: bytes) -> Iterator[bytes]:
-    """Yield the records of a log in LevelDB's format, which has blocks of 32 KiB, after the seven bytes of wandb's."""
-    place, record = 7, b""
-    while place + 7 <= len(content):
-        left = -place % 32768
-        if 0 < left < 7:
-            place += left
-        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
-        record += content[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in {1, 4}:  # the whole record, or the last part of one
-            yield record
-            record = b""
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A tracking server of MLflow with a database of its own."""
-    tmp_path = tmp_path_factory.mktemp("mlflow")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(tmp_path / "artifacts")]
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
-    log = (tmp_path / "mlflow.log").open("wb")
-    with log, subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True) as process:
-        try:
-            for _ in range(600):
-                with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-                    break
-                time.sleep(0.1)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            os.killpg(process.pid, 15)
-
-
-@pytest.mark.long(minutes=0.4)
-def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
-    """Read by its own client, from a real server: a resumed training continues its run."""
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database of MLflow, which its client takes for a server."""
     from mlflow import MlflowClient
 
-    _stopped_and_resumed(work, mlflow={"uri": server, "experiment": "sums"})
+    monkeypatch.setitem(_FINISH_S, "stopped", 60.0)
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    MlflowClient(uri).search_experiments()  # makes its tables
+    return uri
+
+
+def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
+    """Read by its own client: a resumed training continues its run."""
+    from mlflow import MlflowClient
+
+    for start, stop in ((0, 3), (2, 4)):
+        _train(work, start=start, stop=stop, ends=stop == 4, mlflow={"uri": server, "experiment": "sums"})
     client = MlflowClient(server)
     experiment = client.get_experiment_by_name("sums")
     assert experiment is not None
@@ -200,10 +126,7 @@ def test_mlflow_has_every_step_once(work: Path, server: str) -> None:
         assert sorted(logged) == sorted(_figures(_live(work), name).items())
 
 
-@pytest.mark.long(minutes=0.4)
-def test_a_training_logs_into_the_run_that_kubeflow_has_begun_for_its_task(
-    work: Path, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_logs_into_the_run_of_kubeflow(work: Path, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its launcher leaves where that is; each attempt of the task has all steps, and Kubeflow ends the run itself."""
     from mlflow import MlflowClient
 
@@ -229,9 +152,7 @@ def test_a_training_logs_into_the_run_that_kubeflow_has_begun_for_its_task(
     assert len(client.search_runs([experiment])) == 2
 
 
-def test_the_status_of_a_train_job_has_the_progress_of_its_training(
-    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_status_of_a_job_has_its_progress(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kubeflow Trainer's own models read it: percent, time left and the last figures."""
     sent: list[tuple[str, bytes]] = []
 

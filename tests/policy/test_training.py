@@ -77,16 +77,16 @@ def test_the_last_step_is_saved_and_random_numbers_go_on_where_they_were(tmp_pat
     assert random.random() == expected[1]
 
 
-def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_end() -> None:
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("linear", [1.0, 2.0, 2.0, 1.6, 1.2, 0.8, 0.4]),
+        ("cosine", [1.0, 2.0, 2.0, 1.765685425, 1.2, 0.634314575, 0.4]),
+        ("constant", [1.0, *[2.0] * 6]),
+    ],
+)
+def test_the_learning_rate_rises_to_its_peak_and_decays_by_its_schedule(schedule: Any, rates: list[float]) -> None:
     """Warm-up counts from the first step; the last step has the final fraction; no warm-up is allowed."""
-    rates = [learning_rate(step, peak=1.0, warmup_steps=4, num_steps=9, final_fraction=0.2) for step in range(9)]
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
-    assert learning_rate(0, peak=0.5, warmup_steps=0, num_steps=1, final_fraction=0.0) == 0.5
-
-
-def test_schedules_decay_as_their_formulas_say() -> None:
-    """Half a cosine is slow, then fast, then slow; a constant rate stays at its peak; warm-up is the same for all."""
-    settings: dict[str, Any] = {"peak": 2.0, "warmup_steps": 2, "num_steps": 7, "final_fraction": 0.2}
-    cosine = [learning_rate(step, schedule="cosine", **settings) for step in range(7)]
-    assert cosine == pytest.approx([1.0, 2.0, 2.0, 1.765685425, 1.2, 0.634314575, 0.4])
-    assert [learning_rate(step, schedule="constant", **settings) for step in range(7)] == [1.0, *[2.0] * 6]
+    settings: dict[str, Any] = {"peak": 2.0, "num_steps": 7, "final_fraction": 0.2, "schedule": schedule}
+    assert [learning_rate(step, warmup_steps=2, **settings) for step in range(7)] == pytest.approx(rates)
+    assert learning_rate(0, warmup_steps=0, **{**settings, "num_steps": 1}) == 2.0

@@ -1,5 +1,3 @@
-"""Contamination: what is detected, what is not, and that a large dataset takes seconds."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,9 +57,7 @@ def test_overlap_is_a_share_of_the_closest_test_question() -> None:
     st.lists(st.lists(st.sampled_from("abc"), min_size=3, max_size=9), min_size=1, max_size=5),
     st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]),
 )
-def test_index_detects_the_same_pairs_as_brute_force(
-    train: list[list[str]], test: list[list[str]], max_overlap: float
-) -> None:
+def test_index_detects_what_brute_force_does(train: list[list[str]], test: list[list[str]], max_overlap: float) -> None:
     """Looking up rare n-grams alone misses no pair above the limit and adds none."""
 
     def ngrams(question: list[str]) -> set[tuple[str, ...]]:

@@ -1,5 +1,3 @@
-"""Train problems chosen by the pass rates of a model."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Rows of published datasets: what becomes a question, a solution and an answer, and which rows are malformed."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,7 @@ _GSM8K, _MBPP = GSM8K(kind="gsm8k", train=Path("x")), MBPP(kind="mbpp", train=Pa
 _SVAMP = SVAMP(kind="svamp", train=Path("x"))
 _MATH, _MATH500 = MATH(kind="math", train=Path("x")), MATH(kind="math500", test=Path("x"))
 _SOLD: dict[str, Any] = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24\n#### 24"}
-_ADDED: dict[str, Any] = {
-    "problem": "What is $1+1$?",
-    "solution": r"It is $\boxed{2}$.",
-    "level": "Level 1",
-    "type": "Algebra",
-}
+_ADDED: dict[str, Any] = {"problem": "1+1?", "solution": r"It is $\boxed{2}$.", "level": "Level 1", "type": "Algebra"}
 _DOUBLE: dict[str, Any] = {
     "task_id": 1,
     "text": "Write a function to double each element of a list.",
@@ -70,16 +63,15 @@ _MARBLES: dict[str, Any] = {
         (_MBPP, _DOUBLE, {"test_setup_code": "root = Node(1)"}, "column `test_setup_code` does more than import"),
         (_MBPP, _DOUBLE, {"test_setup_code": "import"}, "`test_setup_code` are not valid Python: invalid syntax"),
         (
-            *(_MBPP, _DOUBLE),
-            {"test_imports": ["import os.path as p"], "test_list": ["assert double(p.sep) == 2"]},
-            "the tests call p, which they import; they may only call the solution",
+            _MBPP,
+            _AREA,
+            {"test_list": ["assert area(math.pi) == 2"]},
+            "the tests call math, which they import; they may",
         ),
         (_SVAMP, _MARBLES, {"Equation": None}, "column `Equation` is missing"),
     ],
 )
-def test_malformed_row_has_a_reason(
-    source: FileSource, row: dict[str, Any], change: dict[str, Any], reason: str
-) -> None:
+def test_malformed_row_is_named(source: FileSource, row: dict[str, Any], change: dict[str, Any], reason: str) -> None:
     """Each names the column and its content, or what would be accepted; an answer is never guessed."""
     with pytest.raises(MalformedRowError) as refused:
         source.read_row(row | change)
@@ -94,28 +86,24 @@ def test_answer_of_gsm8k_is_the_number_after_the_last_mark(final: str, answer: s
     assert fields == Fields("How many?", solution, answer, "", None)
 
 
-_ONE_ANSWER = [
-    (r"Thus $x = \boxed{\frac{1}{\sqrt{2}}}$.", r"\frac{1}{\sqrt{2}}"),
-    (r"Our answer is $\boxed 2$.", "2"),
-    (r"Our answer is $\fbox{2}$.", "2"),
-    (r"It is $\boxed{\frac{11}{2}}$. Alternatively, $\frac{8+3}{2} = \boxed{5.5}$.", "5.5"),
-    (r"It is $\boxed{15\frac{39}{40}},$ or $\boxed{\frac{639}{40}}$.", r"\frac{639}{40}"),
-]
-_JOINED = [
-    (r"So $x = \boxed{4}$." + "\n\n" + r"Then $y = \boxed{-1}$.", "4, -1"),
-    (r"They are $\boxed{(1,2)}$ and $\boxed{(3,4)}$, so again $\boxed{(1,2)}$ and $\boxed{(3,4)}$.", "(1,2), (3,4)"),
-]
-_REMARKS = [
-    (r"We find $d = \boxed{-7}$." + "\n\n" + r"Note: $\boxed{7}$ is also accepted as an answer.", "-7"),
-    (r"We find $d = \boxed{-7}$. (Also accepted: $\boxed{7}$.)", "-7"),
-    (r"We find $d = \boxed{-7}$. $\boxed{7}$ would be acceptable.", "-7"),
-    # The first box is never a remark, and a remark does not reach into another paragraph.
-    (r"The number of accepted students is $\boxed{5}$.", "5"),
-    ("All are accepted.\n\n$a = \\boxed{5}$\n\n$b = \\boxed{6}$", "5, 6"),
-]
-
-
-@pytest.mark.parametrize(("solution", "answer"), [*_ONE_ANSWER, *_JOINED, *_REMARKS])
+@pytest.mark.parametrize(
+    ("solution", "answer"),
+    [
+        (r"Thus $x = \boxed{\frac{1}{\sqrt{2}}}$.", r"\frac{1}{\sqrt{2}}"),
+        (r"Our answer is $\boxed 2$.", "2"),
+        (r"Our answer is $\fbox{2}$.", "2"),
+        (r"It is $\boxed{\frac{11}{2}}$. Alternatively, $\frac{8+3}{2} = \boxed{5.5}$.", "5.5"),
+        (r"It is $\boxed{15\frac{39}{40}},$ or $\boxed{\frac{639}{40}}$.", r"\frac{639}{40}"),
+        ("So $x = \\boxed{4}$.\n\nThen $y = \\boxed{-1}$.", "4, -1"),
+        (r"They are $\boxed{(1,2)}$ and $\boxed{(3,4)}$, so $\boxed{(1,2)}$ and $\boxed{(3,4)}$.", "(1,2), (3,4)"),
+        ("We find $d = \\boxed{-7}$.\n\nNote: $\\boxed{7}$ is also accepted as an answer.", "-7"),
+        (r"We find $d = \boxed{-7}$. (Also accepted: $\boxed{7}$.)", "-7"),
+        (r"We find $d = \boxed{-7}$. $\boxed{7}$ would be acceptable.", "-7"),
+        # The first box is never a remark, and a remark does not reach into another paragraph.
+        (r"The number of accepted students is $\boxed{5}$.", "5"),
+        ("All are accepted.\n\n$a = \\boxed{5}$\n\n$b = \\boxed{6}$", "5, 6"),
+    ],
+)
 def test_answer_of_math_is_read_from_the_boxes(solution: str, answer: str) -> None:
     """One answer in its last form; parts joined without repetition; other accepted answers left out."""
     assert boxed_answer(solution) == answer

@@ -6,24 +6,15 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    MistralConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
@@ -40,43 +31,48 @@ MAX_TURNS, CONTEXT = 5, 60
 QUESTIONS = ["1+2", "a", "3+3+1+2", "b?"]
 
 
+_SIZES: dict[str, Any] = {
+    **{"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0},
+    **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"num_key_value_heads": 1, "max_position_embeddings": CONTEXT},
+}
+
+
 def gpt2() -> PreTrainedModel:
     """Positions are learned."""
-    names = {"bos_token_id": None, "eos_token_id": None}
     sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": CONTEXT, "initializer_range": 0.5}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=len(WORDS), tie_word_embeddings=False, **names, **sizes))
+    names = {"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": None}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(tie_word_embeddings=False, **names, **sizes))
 
 
 def qwen3() -> PreTrainedModel:
     """Heads of 32: vLLM has no attention for smaller ones on CPUs."""
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
-    names = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
-    shape = {"num_hidden_layers": 2, "head_dim": 32, "max_position_embeddings": CONTEXT, "tie_word_embeddings": False}
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(WORDS), initializer_range=0.2, **sizes, **names, **shape))
+    changes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 32, "initializer_range": 0.2}
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**_SIZES, **changes}, tie_word_embeddings=False))
 
 
 def mistral() -> PreTrainedModel:
     """Two heads of queries share one of keys."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-    context = {"max_position_embeddings": CONTEXT, "sliding_window": None}
-    return MistralForCausalLM(
-        MistralConfig(
-            vocab_size=len(WORDS), num_hidden_layers=2, initializer_range=0.4, bos_token_id=None, **sizes, **context
-        )
+    changes: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": None,
+        "initializer_range": 0.4,
+    }
+    return transformers.MistralForCausalLM(
+        transformers.MistralConfig(**{**_SIZES, **changes, "eos_token_id": 2, "pad_token_id": None})
     )
 
 
 def qwen3_next() -> PreTrainedModel:
     """Takes padded rows: three of four layers are recurrences, which keep states and no keys."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
-    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    experts: dict[str, Any] = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
+    experts |= {"shared_expert_intermediate_size": 16, "num_hidden_layers": 4, "initializer_range": 0.1}
     linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 1}
-    names = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0, "linear_num_value_heads": 2, "head_dim": 8}
-    shape = {"num_hidden_layers": 4, "shared_expert_intermediate_size": 16, "max_position_embeddings": CONTEXT}
-    config = Qwen3NextConfig(
-        vocab_size=len(WORDS), initializer_range=0.1, **sizes, **experts, **linear, **names, **shape
+    linear |= {"linear_num_value_heads": 2, "head_dim": 8}
+    return use_padded_rows(
+        transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**{**_SIZES, **experts, **linear})), "it recurs"
     )
-    return use_padded_rows(Qwen3NextForCausalLM(config), "it has recurrences")
 
 
 def checkpoint(
@@ -118,31 +114,25 @@ class ActingEnvironments:
         self.turns: list[str] = []
         """All turns that were answered."""
 
-    def begin(self, problem: Problem, past: Sequence[str] = ()) -> "_Episode":
+    def begin(self, problem: Problem, past: Sequence[str] = ()) -> Any:
         """See `Environments`."""
         self.open += 1
-        return _Episode(self, problem, list(past))
+        turns = list(past)
 
+        def step(text: str) -> "Future[Answer]":
+            future, result = Future[Answer](), answer(problem, turns, text)
+            turns.append(text)
+            self.turns.append(text)
+            if self.delay_s is None:
+                future.set_result(result)
+            else:
+                threading.Timer(self.delay_s(), future.set_result, [result]).start()
+            return future
 
-@dataclass
-class _Episode:
-    environments: ActingEnvironments
-    problem: Problem
-    past: list[str]
+        return SimpleNamespace(step=step, close=self._close)
 
-    def step(self, text: str) -> "Future[Answer]":
-        future: Future[Answer] = Future()
-        result = answer(self.problem, self.past, text)
-        self.past.append(text)
-        self.environments.turns.append(text)
-        if self.environments.delay_s is None:
-            future.set_result(result)
-        else:
-            threading.Timer(self.environments.delay_s(), future.set_result, [result]).start()
-        return future
-
-    def close(self) -> None:
-        self.environments.open -= 1
+    def _close(self) -> None:
+        self.open -= 1
 
 
 def sampling(environments: ActingEnvironments | None = None, **changes: Any) -> Sampling:

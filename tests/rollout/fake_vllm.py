@@ -11,21 +11,9 @@ from components.rollout.vllm.servers import INITIAL_VERSION
 from components.rollout.vllm.verification import LoadedWeights, Piece, digest, weights_in
 
 _PARAMS = {
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "max_tokens",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "logprobs",
-    "detokenize",
-}
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "max_tokens", "seed", "stop_token_ids", "ignore_eos", "logprobs", "detokenize",
+}  # fmt: skip
 
 
 class FakeVllm(ThreadingHTTPServer):
@@ -129,20 +117,14 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer a question."""
-        self._answer("GET", None)
-
-    def do_POST(self) -> None:
-        """Do as told."""
-        self._answer("POST", json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-    def _answer(self, method: str, body: Any) -> None:
+        """Answer a request."""
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null")
         if self.server.dead:
             self.close_connection = True
             return
         self.server.calls.append((self.path, body))
         try:
-            status, content = self.server.answer(method, self.path, body)
+            status, content = self.server.answer(self.command, self.path, body)
         except ConnectionError:  # what `before_answer` raises for a server that dies over a request
             self.close_connection = True
             return
@@ -151,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    do_POST = do_GET
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Print nothing."""

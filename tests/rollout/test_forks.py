@@ -9,12 +9,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from components.environments.environment import Observation
-from components.environments.pool import Answer
 from components.policy.checkpoint import Checkpoint, create
 from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.rollout.sampler import Completion, Sampling
-from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import AnsweredTurn
 from components.shared.model import ModelConfig
@@ -57,9 +54,7 @@ def _require_true(groups: Sequence[Sequence[Completion]], plain: Checkpoint, sam
     [(acting.mistral, 8), pytest.param(acting.qwen3_next, 64, marks=pytest.mark.slow)],
     ids=["packed rows", "padded rows"],
 )
-def test_forked_trajectories_are_those_of_a_naive_reference(
-    make: Callable[[], PreTrainedModel], max_batch_size: int
-) -> None:
+def test_forked_trajectories_are_those_of_a_reference(make: Callable[[], PreTrainedModel], max_batch_size: int) -> None:
     """Each next prompt is what transformers writes, and each token has the log-probability after that prompt."""
     sampling, environments = _sampling(), ActingEnvironments()
     sampling = replace(sampling, environments=environments)  # type: ignore[arg-type]
@@ -71,9 +66,7 @@ def test_forked_trajectories_are_those_of_a_naive_reference(
 @pytest.mark.parametrize(
     ("make", "num_samples"), [(acting.mistral, 8), (acting.qwen3_next, 2)], ids=["packed rows", "padded rows"]
 )
-def test_recorded_log_probabilities_are_those_of_the_trainer(
-    make: Callable[[], PreTrainedModel], num_samples: int
-) -> None:
+def test_recorded_logprobs_are_those_of_the_trainer(make: Callable[[], PreTrainedModel], num_samples: int) -> None:
     """In micro-batches of any composition, in the order in which the tokens were sampled."""
     checkpoint, sampling = _forgetful(make), _sampling(num_samples=num_samples)
     completions = list(chain(*TransformersSampler(checkpoint, 64).generate(PROBLEMS, sampling)))
@@ -141,19 +134,3 @@ def test_a_rewritten_prompt_has_a_message_for_each_answer(tmp_path: Path) -> Non
         "</think>\n\n< |im_end|>1<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>tool\n3<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-
-
-def test_a_fork_that_the_context_cannot_hold_ends_the_trajectory(tmp_path: Path) -> None:
-    """As an observation does, for which there is no room."""
-    checkpoint = _checkpoint(tmp_path, REASONING)
-    prompt_ids, turn = checkpoint.prompt_ids("1+1?"), checkpoint.encode("So.</think>3<|endoftext|>")
-    reply = "No, that is not right. " * 9
-    next_ids = checkpoint.prompt_ids("1+1?", turns=[AnsweredTurn("<think>So.</think>3", reply)])
-    for max_tokens, status in ((len(next_ids), Status.DONE), (len(next_ids) + 1, Status.SAMPLING)):
-        rollout = RolloutContext(checkpoint, _sampling(max_new_tokens=100), max_tokens=max_tokens)
-        trajectory = Trajectory(rollout, tiny.problem(1, question="1+1?"), prompt_ids)
-        trajectory.extend(turn, [-1.0] * len(turn))
-        trajectory.receive(Answer(Observation(reply)))
-        assert trajectory.status is status
-        trajectory.close()
-    assert trajectory.prompt_ids == next_ids

@@ -1,5 +1,3 @@
-"""vLLM servers: when they are restarted, by fake servers, and how their processes end."""
-
 import os
 import signal
 import subprocess
@@ -8,7 +6,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -27,55 +25,27 @@ from tests.cluster.processes import (
 )
 
 
-class _Server:
-    """A supervised server that is none, by a clock that a test sets; it counts its starts."""
-
-    url, log = "http://server", Path("server.log")
+class _Supervised:
+    """A server under supervision, by a clock that a test sets."""
 
     def __init__(self) -> None:
-        self.state: Health | None = Health.READY
-        """None where it has ended."""
-        self.starts, self._now = 0, 0.0
-        self.start_errors: list[OSError] = []
-        server: Any = self
-        self._supervisor = Supervisor(server, 100, 30, lambda: self._now)
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state is None
-
-    def health(self) -> Health:
-        assert self.state is not None
-        return self.state
-
-    def start(self) -> None:
-        self.starts += 1
-        if self.start_errors:
-            raise self.start_errors.pop()
-        self.state = Health.SILENT
-
-    def end(self) -> None:
-        self.state = None
-
-    def tail(self) -> str:
-        return "no such model"
+        self.now = 0.0
+        self.server = MagicMock(url="http://server", log=Path("server.log"))
+        self.server.tail.return_value = "no such model"
+        self.supervisor = Supervisor(self.server, 100, 30, lambda: self.now)
 
     def check(self, now: float, state: Health | None) -> int:
-        """Have it checked in this state at this time; return how often it was restarted until now."""
-        self._now, self.state = now, state
-        self._supervisor.check()
-        return self.starts
+        """Check it at this time in this state, None if it has ended; return how often it was restarted until now."""
+        self.now, self.server.has_ended, self.server.health.return_value = now, state is None, state
+        self.supervisor.check()
+        return int(self.server.start.call_count)
 
 
-def test_failed_server_is_restarted_at_once() -> None:
-    """One that has ended, or whose engine or socket is closed."""
+def test_server_is_restarted_at_once_if_it_failed_and_after_its_deadline_if_it_is_silent() -> None:
+    """A failed one has ended, or its engine or socket is closed; one that has just been started is left alone."""
     for state in (None, Health.BROKEN):
-        assert _Server().check(2, state) == 1
-
-
-def test_silent_server_is_restarted_after_its_deadline() -> None:
-    """One that is busy, or has just been started, is left alone until then."""
-    server = _Server()
+        assert _Supervised().check(2, state) == 1
+    server = _Supervised()
     assert server.check(30, Health.SILENT) == 0
     assert server.check(31, Health.SILENT) == 1
     assert server.check(31 + 100, Health.BROKEN) == 1, "it starts"
@@ -83,8 +53,9 @@ def test_silent_server_is_restarted_after_its_deadline() -> None:
 
 
 def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
-    """Any number with an answer in between; after three restarts without one, the server is given up."""
-    server = _Server()
+    """After three restarts without an answer, a server is given up; a start that the system refuses is a failure."""
+    server = _Supervised()
+    server.server.start.side_effect = [OSError(28, "No space left on device"), *[None] * 7]
     for number in range(1, 6):
         assert server.check(number, None) == number
         server.check(number, Health.READY)
@@ -93,26 +64,6 @@ def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert out.count("starting it again") == 8
     assert out.count("4 times in a row: giving up on it; no such model") == 1
-
-
-def test_start_that_the_system_refuses_is_repeated() -> None:
-    """For example on a full disk."""
-    server = _Server()
-    server.start_errors = [OSError(28, "No space left on device")]
-    assert server.check(1, None) == 1
-    assert server.check(2, None) == 2
-
-
-@pytest.mark.slow
-def test_no_other_user_reaches_a_server(tmp_path: Path, folders: Path) -> None:
-    """It listens at no port, and its socket is in a folder of its own user."""
-    folders.chmod(0o777)
-    server = server_process(tmp_path)
-    path = server.url.removeprefix(UNIX)
-    with running([server], 60, 60):
-        (first,) = _starts(tmp_path / "0.log")
-        assert listeners(first[0]) == {}
-        assert "Permission denied" in errors_of_nobody(f"ls {path}")
 
 
 @pytest.mark.slow
@@ -159,14 +110,15 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.slow
 def test_servers_run_in_the_block(tmp_path: Path, folders: Path) -> None:
-    """Each at a separate URL. After it, also after an error, no server, child process or folder remains."""
+    """Each at its own URL, at no port, and not for other users. After it, and after an error, nothing remains."""
+    folders.chmod(0o777)
     servers = [server_process(tmp_path, number=number) for number in range(2)]
     with suppress(KeyError), running(servers, 60, 60):
-        assert len({server.url for server in servers}) == 2
         assert [server.health() for server in servers] == [Health.READY] * 2
         assert len(list(folders.iterdir())) == 2
+        assert [listeners(_starts(log)[0][0]) for log in tmp_path.glob("*.log")] == [{}, {}]
+        assert "Permission denied" in errors_of_nobody(f"ls {servers[0].url.removeprefix(UNIX)}")
         raise KeyError
-    assert len(_starts(tmp_path / "0.log")) == len(_starts(tmp_path / "1.log")) == 1
     assert _all_gone(tmp_path)
     assert not list(folders.iterdir())
 

@@ -1,13 +1,9 @@
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from scipy.stats import chisquare
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
 
 from components.grading.verifier import Reason, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
@@ -19,20 +15,16 @@ from components.rollout.decoding import inverse_cdf
 from components.rollout.sampler import Completion, Sampling, Turn, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.model import ModelConfig
-from components.shared.problem import Problem, Split
 from components.shared.tools import NEXT_ANSWER
 from tests import tiny
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
 
 
-def _generate(
-    checkpoint: Checkpoint, max_batch_size: int, questions: Sequence[str] = QUESTIONS, **settings: Any
-) -> list[Completion]:
+def _generate(checkpoint: Checkpoint, max_batch_size: int, **settings: Any) -> list[Completion]:
     """The completions of all questions, one group after the other."""
     sampling = Sampling(**{"num_samples": 4, "temperature": 1.0, "max_new_tokens": 80, "seed": 1, **settings})
-    groups = TransformersSampler(checkpoint, max_batch_size).generate(tiny.asked(questions), sampling)
+    groups = TransformersSampler(checkpoint, max_batch_size).generate(tiny.asked(QUESTIONS), sampling)
     return [completion for group in groups for completion in group]
 
 
@@ -55,40 +47,6 @@ def test_a_completion_ends_where_the_context_does() -> None:
     groups = TransformersSampler(checkpoint, 8).generate(tiny.PROBLEMS[:2], sampling)
     for each in (each for group in groups for each in group):
         assert len(each.tokens.prompt_ids) + each.num_tokens == 16
-
-
-def _eight_words() -> Checkpoint:
-    """A model over the words a to g and an end, some of which it hardly ever says."""
-    torch.manual_seed(3)
-    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16, "initializer_range": 0.6}
-    config = GPT2Config(vocab_size=8, tie_word_embeddings=False, eos_token_id=7, bos_token_id=None, **sizes)
-    words = Tokenizer(models.WordLevel({word: number for number, word in enumerate("abcdefg.")}, unk_token="."))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=".", unk_token=".")
-    return Checkpoint(
-        GPT2LMHeadModel(config).eval(),
-        tokenizer,
-        ModelConfig(base="eight", prompt="{question}", answer=AnswerPolicy.DECLARED),
-    )
-
-
-def _grouped_queries() -> Checkpoint:
-    """A model over eight words in which two heads of queries share one of keys."""
-    checkpoint = _eight_words()
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = MistralConfig(
-        vocab_size=8,
-        num_hidden_layers=2,
-        sliding_window=4096,  # longer than all sequences
-        initializer_range=0.5,
-        eos_token_id=None,
-        bos_token_id=None,
-        **sizes,
-    )
-    grouped = Checkpoint(MistralForCausalLM(config).eval(), checkpoint.tokenizer, checkpoint.config)
-    grouped.model.generation_config.eos_token_id = 7
-    return grouped
 
 
 @pytest.mark.parametrize("max_batch_size", [2, 64])
@@ -118,22 +76,11 @@ def test_no_more_completions_are_decoded_at_once_than_allowed() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize(
-    ("make", "questions", "largest"),
-    [
-        (lambda: _sharp(tiny.checkpoint(), 1.5, end_every=30), QUESTIONS, 1e-5),
-        (lambda: _sharp(tiny.checkpoint(dtype=torch.bfloat16), 1.5, end_every=30), QUESTIONS, 0.3),
-        # Sharper: each of the two is up to 1e-5 from float64.
-        (_grouped_queries, ["a b c", "g", "e f a b d", "c c"], 2e-5),
-    ],
-    ids=["float32", "bfloat16", "grouped queries"],
-)
-def test_recorded_log_probabilities_are_those_of_the_trainer(
-    make: Callable[[], Checkpoint], questions: list[str], largest: float, temperature: float
-) -> None:
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 1e-5), (torch.bfloat16, 0.3)])
+def test_recorded_logprobs_are_those_of_the_trainer(dtype: torch.dtype, largest: float, temperature: float) -> None:
     """For the same tokens at the same temperature, while completions end in any order."""
-    checkpoint = make()
-    completions = _generate(checkpoint, 64, questions, temperature=temperature)
+    checkpoint = _sharp(tiny.checkpoint(dtype=dtype), 1.5, end_every=30)
+    completions = _generate(checkpoint, 64, temperature=temperature)
     lengths = [len(completion.tokens.completion_ids) for completion in completions]
     assert lengths == [len(completion.logprobs) for completion in completions]
     assert len(set(lengths)) > 5
@@ -144,23 +91,9 @@ def test_recorded_log_probabilities_are_those_of_the_trainer(
     assert float((scored_M - recorded_M).abs().max()) < largest
 
 
-def test_samples_depend_only_on_the_seed_and_not_on_batches() -> None:
-    """The same seed gives the same tokens for any batch size and after any other samples; another seed gives others."""
-    checkpoint = _sharp(tiny.checkpoint(), end_every=20)
-    runs = [(1, 5), (7, 5), (1000, 5), (1000, 6), (7, 5)]
-    samples = [_generate(checkpoint, size, num_samples=2, max_new_tokens=30, seed=seed) for size, seed in runs]
-    tokens = [[completion.tokens for completion in each] for each in samples]
-    assert tokens[0] == tokens[1] == tokens[2] == tokens[4] != tokens[3]
-    assert len({len(each.completion_ids) for each in tokens[0]}) > 5
-    assert tokens[0][0] != tokens[0][1]
-
-
 @pytest.mark.parametrize("end_every", [None, 10])
 def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> None:
-    """Any of the model's end tokens is part of the completion but not of its text; without one it is unfinished.
-
-    That holds for a tokenizer whose padding is its end token, too.
-    """
+    """Any of the model's end tokens, also one that pads, is part of the completion but not of its text."""
     checkpoint = _sharp(tiny.checkpoint(), 1.0, end_every=end_every)
     checkpoint.tokenizer.pad_token = checkpoint.tokenizer.eos_token
     ends = set(checkpoint.end_ids)
@@ -173,33 +106,6 @@ def test_a_completion_ends_with_its_first_end_token(end_every: int | None) -> No
         assert completion.finished == (ids[-1] in ends)
         assert completion.finished or len(ids) == 60
         assert completion.text == checkpoint.decode(ids[:-1] if completion.finished else ids)
-
-
-def _next_word(checkpoint: Checkpoint, ids: tuple[int, ...], temperature: float) -> torch.Tensor:
-    """The exact distribution of the next word, in float64."""
-    with torch.no_grad():
-        logits_V: torch.Tensor = checkpoint.model(torch.tensor([ids])).logits[0, -1].double()
-    return (logits_V / temperature).softmax(-1)
-
-
-def test_two_words_follow_their_exact_joint_distribution() -> None:
-    """Of 10,000 completions the pairs of first and second word pass a chi-square test against the exact softmax."""
-    plain, checkpoint, count = _eight_words(), _eight_words(), 10_000
-    prompt = checkpoint.prompt_ids("c d")
-    completions = _generate(checkpoint, count, ["c d"], num_samples=count, temperature=0.8, max_new_tokens=2)
-    counted = Counter(completion.tokens.completion_ids for completion in completions)
-    first_V = _next_word(plain, prompt, 0.8)
-    expected: dict[tuple[int, ...], float] = {(7,): float(first_V[7])}
-    for word in range(7):
-        second_V = _next_word(plain, (*prompt, word), 0.8)
-        expected |= {(word, other): float(first_V[word] * second_V[other]) for other in range(8)}
-    assert counted.keys() <= expected.keys()
-    common = [pair for pair, share in expected.items() if share * count >= 5]
-    rest = count - sum(counted[pair] for pair in common)
-    rest_share = 1 - sum(expected[pair] for pair in common)
-    counts, shares = [*(counted[pair] for pair in common), rest], [*(expected[pair] for pair in common), rest_share]
-    assert chisquare(counts, [share * count for share in shares]).pvalue > 0.001
-    assert counted.keys() - set(common), "there have to be rare pairs, too"
 
 
 def test_prompts_are_dropped_once_half_of_them_are_needed() -> None:
@@ -240,7 +146,7 @@ def test_sums_by_matrix_product_give_the_same_samples(monkeypatch: pytest.Monkey
 
 
 def test_the_ends_of_inverse_cdf_by_hand() -> None:
-    """The number 0 takes the first weight that is not zero, and the last below 1 the last one, whatever is rounded."""
+    """0 takes the first weight that is not zero, and the last number below 1 the last one, whatever is rounded."""
     weights_RV = torch.tensor([[0.0, 0.0, 0.0, 0.0, 2.0], [1.5 * 2**-53, 0.0, 0.0, 0.75, 0.0]])
     assert inverse_cdf(weights_RV, torch.zeros(2, dtype=torch.float64)).tolist() == [4, 0]
     # In float64 the second row's 0.75 less the weight before it is the same number as the threshold less that weight.
@@ -258,7 +164,7 @@ def test_completions_are_graded_in_order_and_truncated_ones_are_wrong(verify: Ve
     """`#### 12` may have been cut from `#### 129`."""
     texts = ["5+7=12\n#### 12", "#### 12", "#### 9", "5+7=12\n#### 13"]
     completions = [Completion(TokenSequence((1,), (2,)), (-0.5,), text, finished=text != "#### 12") for text in texts]
-    problems = [_problem(answer) for answer in ("12", "12", "9", "12")]
+    problems = [tiny.problem(0, answer=answer) for answer in ("12", "12", "9", "12")]
     grades = grade_completions(verify, problems, completions, AnswerPolicy.DECLARED)
     assert [grade.verdict for grade in grades] == [Verdict.RIGHT, Verdict.WRONG, Verdict.RIGHT, Verdict.WRONG]
     assert [grade.extracted for grade in grades] == ["12", None, "9", "13"]
@@ -273,7 +179,8 @@ def test_what_an_environment_failed_in_is_unscorable_whatever_its_text(verify: V
     failed = Completion(tokens, (-0.5,), "#### 12", finished=True, turns=turns, failure="no answer within 10 s")
     again = Completion(tokens, (-0.5,), "#### 9 no #### 12", finished=True, turns=turns)
     cut = Completion(tokens, (-0.5,), "#### 9 no #### 12", finished=False, turns=turns)
-    grades = grade_completions(verify, [_problem("12")] * 3, [failed, again, cut], AnswerPolicy.DECLARED)
+    problems = [tiny.problem(0, answer="12")] * 3
+    grades = grade_completions(verify, problems, [failed, again, cut], AnswerPolicy.DECLARED)
     assert [grade.verdict for grade in grades] == [Verdict.UNSCORABLE, Verdict.RIGHT, Verdict.WRONG]
     assert [each.truncated for each in (failed, again, cut)] == [False, False, True]
     assert (grades[0].reason, grades[0].detail) == (Reason.ENVIRONMENT, "no answer within 10 s")
@@ -285,29 +192,3 @@ def test_what_an_environment_failed_in_is_unscorable_whatever_its_text(verify: V
         {"text": "#### 9", "observation": "no\nso", "rewards": {}},
         {"text": "#### 12", "observation": "", "rewards": {}},
     ]
-
-
-def _problem(answer: str) -> Problem:
-    return Problem(
-        id="p", source="s", split=Split.TEST, question="5+7?", solution="", answer=answer, subject="", level=None
-    )
-
-
-def test_a_stop_text_ends_a_completion_like_an_end_token() -> None:
-    """Its tokens are those of the completion without it, up to the first with which the text is there."""
-    checkpoint = _sharp(tiny.checkpoint())
-    free = _generate(checkpoint, 64, max_new_tokens=40)
-    first, second = sorted((each.text for each in free), key=len)[-2:]
-    stop = (first[10:13], second[3:6])
-    stopped = _generate(checkpoint, 64, max_new_tokens=40, stop=stop)
-    for one, other in zip(free, stopped, strict=True):
-        length = len(other.tokens.completion_ids)
-        assert other.tokens.completion_ids == one.tokens.completion_ids[:length]
-        assert other.logprobs == pytest.approx(one.logprobs[:length], abs=1e-5)
-        places = [place for text in stop if (place := one.text.find(text)) >= 0]
-        assert other.text == one.text[: min(places, default=None)]
-        assert other.finished == (bool(places) or one.finished)
-        if places:
-            before = checkpoint.decode(one.tokens.completion_ids[: length - 1])
-            assert not any(text in before for text in stop)
-    assert sum(len(one.text) > len(other.text) for one, other in zip(free, stopped, strict=True)) >= 2

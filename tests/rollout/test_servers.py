@@ -1,9 +1,9 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 import safetensors.torch
@@ -22,15 +22,6 @@ from tests.rollout.fake_vllm import FakeVllm
 from tests.rollout.vllm_policies import Words, sampler, servers_config
 
 QUESTIONS = [f"Question {number}?" for number in range(12)]
-
-
-@pytest.fixture
-def fakes() -> Iterator[list[FakeVllm]]:
-    """Two servers."""
-    both = [FakeVllm(), FakeVllm()]
-    yield both
-    for fake in both:
-        fake.die()
 
 
 @pytest.fixture
@@ -55,34 +46,29 @@ def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1)
 
 
 def test_a_group_is_one_request_for_the_exact_distribution(fakes: list[FakeVllm]) -> None:
-    """Each group is requested at once, by its tokens, with nothing that would change the distribution."""
-    client = _client(fakes[0].url)
-    assert set(_drawn(client)) == {(2, 1)}
-    bodies = fakes[0].generated()
-    assert sorted(tuple(body["token_ids"]) for body in bodies) == sorted(tuple(each.encode()) for each in QUESTIONS)
-    for body in bodies:
-        params = body["sampling_params"]
-        assert (params["n"], params["temperature"], params["max_tokens"]) == (3, 0.7, 5)
-        assert (params["top_p"], params["top_k"], params["min_p"], params["repetition_penalty"]) == (1, 0, 0, 1)
-        assert (params["stop_token_ids"], params["ignore_eos"]) == ([1], True)
+    """Each group is requested at once, by its tokens, with nothing that would change the distribution.
 
-
-def test_seeds_of_groups_differ_and_depend_only_on_the_seed(fakes: list[FakeVllm]) -> None:
-    """The completions of two groups share no seed, though vLLM counts up from each."""
+    The completions of two groups share no seed, though vLLM counts up from each; all depend on the seed alone.
+    """
 
     def seeds(seed: int) -> dict[tuple[int, ...], int]:
         fakes[0].calls.clear()
-        _drawn(_client(fakes[0].url), seed=seed)
-        return {tuple(body["token_ids"]): body["sampling_params"]["seed"] for body in fakes[0].generated()}
+        assert set(_drawn(_client(fakes[0].url), seed=seed)) == {(2, 1)}
+        return {tuple(body["token_ids"]): body["sampling_params"].pop("seed") for body in fakes[0].generated()}
 
     first, again, other = seeds(1), seeds(1), seeds(2)
+    assert first.keys() == {tuple(each.encode()) for each in QUESTIONS}
     assert first == again
     assert not set(first.values()) & set(other.values())
-    ordered = sorted(first.values())
-    assert all(following - seed >= 3 for seed, following in itertools.pairwise(ordered))
+    assert all(following - seed >= 3 for seed, following in itertools.pairwise(sorted(first.values())))
+    penalties = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+    limits: dict[str, object] = {"max_tokens": 5, "stop_token_ids": [1], "ignore_eos": True}
+    exact = {"n": 3, "temperature": 0.7, "top_p": 1, "top_k": 0, "min_p": 0, "logprobs": 0, "detokenize": False}
+    expected = {**exact, **penalties, **limits}
+    assert [body["sampling_params"] for body in fakes[0].generated()] == [expected] * len(QUESTIONS)
 
 
-def test_requests_have_no_seeds_while_a_policy_trains_on_a_gpu(
+def test_requests_have_no_seeds_beside_training_on_a_gpu(
     fakes: list[FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each engine has one seed there, and not the settings that vLLM needs on CPUs."""
@@ -115,9 +101,7 @@ def test_requests_go_to_the_server_with_the_fewest(fakes: list[FakeVllm]) -> Non
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_the_requests_of_a_lost_server_go_to_the_other(
-    fakes: list[FakeVllm], hangs: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_requests_of_a_lost_server_move(fakes: list[FakeVllm], hangs: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it ends or does not answer in time: no completion is lost, and the loss is reported once."""
     release = threading.Event()
     fakes[0].before_answer = release.wait if hangs else _die
@@ -128,9 +112,7 @@ def test_the_requests_of_a_lost_server_go_to_the_other(
     assert capsys.readouterr().out.count(f"{fakes[0].url} is lost: {reason}") == 1
 
 
-def test_a_server_that_comes_back_gets_the_current_weights_first(
-    fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restarted_server_is_updated(fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not keep them from the others; it loads and verifies them before it is used again."""
     monkeypatch.setattr(servers, "_RETRY_S", 0.0)
     port = fakes[0].server_port
@@ -162,9 +144,7 @@ def test_answers_of_a_server_that_was_restarted_are_discarded(fakes: list[FakeVl
     assert _drawn(client) == _drawn(other) == [(3, 1)] * 36
 
 
-def test_adapters_are_requested_by_the_name_of_their_version(
-    fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_are_named_by_version(fakes: list[FakeVllm], weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has lost them gets them again, and then the weights it has started with are compared, too."""
     monkeypatch.setattr(servers, "_RETRY_S", 0.0)
     (weights / "base").mkdir()
@@ -197,17 +177,13 @@ def test_other_weights_than_were_sent_stop_the_run(fakes: list[FakeVllm], weight
     assert "/resume" not in [path for path, _ in fakes[0].calls]
 
 
-def test_without_any_server_the_error_names_each_with_its_reason() -> None:
-    """Whatever is requested, once the deadline is over; it can be tried again."""
+def test_without_any_server_the_error_names_each_with_its_reason(fakes: list[FakeVllm]) -> None:
+    """Whatever is requested, once the deadline is over, or a request has ended each server that came back at once."""
     client = _client("http://127.0.0.1:9", "http://127.0.0.1:19", lost_s=0.5)
     with pytest.raises(RetryableError, match=r"no vLLM server for 0\.5 s .*:9: .*refused.*:19: .*refused"):
         _drawn(client)
     with pytest.raises(RetryableError, match=r":9: .*:19: "):
         client.set_weights(1, Path("/"))
-
-
-def test_a_request_that_ends_every_server_is_given_up(fakes: list[FakeVllm]) -> None:
-    """It is not tried forever, although each server comes back at once."""
     for fake in fakes:
         fake.before_answer = _die
     with pytest.raises(RetryableError, match="lost over the same request 4 times"):
@@ -240,22 +216,13 @@ def test_a_server_in_a_pod_serves_who_knows_the_key(
 ) -> None:
     """As clients of the same job do: all else but the probe of the cluster is refused."""
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    reached: list[str] = []
-    sent: list[dict[str, Any]] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        reached.append(scope["type"])
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
+    app, send = AsyncMock(), AsyncMock()
     check = servers.RequireKey(app)
     monkeypatch.setenv(KEY_VARIABLE, key or "")
     headers = servers.connections("http://server:8000").headers
-    scope: dict[str, Any] = {"type": kind}
-    if path is not None:
-        encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        scope |= {"path": path, "headers": encoded}
+    encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    scope = {"type": kind} if path is None else {"type": kind, "path": path, "headers": encoded}
     asyncio.run(check(scope, None, send))
-    assert reached == [kind] * served
-    assert [message["status"] for message in sent if "status" in message] == [401] * (kind == "http" and not served)
+    assert app.called == served
+    statuses = [call.args[0]["status"] for call in send.call_args_list if "status" in call.args[0]]
+    assert statuses == [401] * (kind == "http" and not served)

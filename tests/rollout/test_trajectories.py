@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer
-from components.policy.checkpoint import Checkpoint, ReadObservation, create
+from components.policy.checkpoint import Checkpoint, create
 from components.rollout.sampler import Completion, Sampling, StopTexts
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.rollout.transformers_sampler import TransformersSampler
@@ -23,6 +23,7 @@ from tests import chat_model, tiny
 from tests.chat_model import REASONING
 from tests.rollout import acting
 from tests.rollout.acting import QUESTIONS, ActingEnvironments, Naive
+from tests.rollout.vllm_policies import Words
 
 
 def _generate(checkpoint: Checkpoint, sampling: Sampling, max_batch_size: int = 64) -> list[Completion]:
@@ -140,55 +141,35 @@ def test_a_stop_text_ends_a_trajectory_in_any_turn() -> None:
     assert len(num_turns) > 1
 
 
-class _Letters:
+class _Letters(Words):
     """A policy whose tokens are letters; its prompt opens a thought where it ends in a star."""
 
-    end_ids = (0,)
     format = SimpleNamespace(turn_stops=("\n```\n",), call_format="fenced", rewrites_history=False)
-    model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
+    opens_thought = staticmethod(lambda prompt_ids: prompt_ids[-1] == ord("*"))
+    num_decoded = 0
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:  # type: ignore[override]
+        self.num_decoded += len(ids)
         return "".join(map(chr, ids))
-
-    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
-        return prompt_ids[-1] == ord("*")
-
-    def read_observation(self, text: str, ended: bool) -> ReadObservation:
-        return ReadObservation(tuple(map(ord, text)), text)
-
-
-class _Ids(list[int]):
-    """Counts the tokens that are read of it in slices."""
-
-    num_read = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        part = super().__getitem__(key)
-        self.num_read += len(part) if isinstance(key, slice) else 0
-        return part
 
 
 @pytest.mark.parametrize("stop", [(), ("end\n",)])
 def test_sampling_a_token_costs_the_same_however_long_its_turn_is(stop: tuple[str, ...]) -> None:
-    """Of a turn only the end is read, and only where one of the texts that stop it may end."""
+    """Of a turn only the end is decoded, and only where one of the texts that stop it may end."""
+    policy = _Letters()
     sampling = acting.sampling(ActingEnvironments(), max_new_tokens=20_000, stop=stop)
-    trajectory = Trajectory(RolloutContext(cast(Checkpoint, _Letters()), sampling), tiny.problem(1), (ord("?"),))
-    trajectory.ids = _Ids()
+    trajectory = Trajectory(RolloutContext(cast(Checkpoint, policy), sampling), tiny.problem(1), (ord("?"),))
     trajectory.extend(tuple(map(ord, "a line\n" * 1000)), (-1.0,) * 7000)
     assert len(trajectory.ids) == 7000
-    assert trajectory.ids.num_read < 10 * 7000
+    assert policy.num_decoded < 10 * 7000
 
 
-def test_a_text_is_cut_before_the_first_of_the_texts_that_stop_it() -> None:
-    """Whichever of them stands first in the list."""
+def test_the_first_of_the_texts_that_stop_a_turn_is_found() -> None:
+    """Whichever stands first in the list; also one of characters that take several tokens, as pictures do."""
     for texts in (["end", "stop"], ["stop", "end"]):
         assert StopTexts(texts, _Letters().decode).before("so stop here: end") == "so "
         assert StopTexts(texts, _Letters().decode).before("so end here: stop") == "so "
     assert StopTexts(["end"], _Letters().decode).before("so on") == "so on"
-
-
-def test_a_text_of_characters_that_take_several_tokens_is_found() -> None:
-    """As the bytes of other scripts and of pictures do."""
     text = "halt \N{OCTAGONAL SIGN}\N{OCTAGONAL SIGN}"
     stop = StopTexts([text[-2:]], lambda ids: bytes(ids).decode("utf-8", errors="replace"))
     ids = list(f"{text} more".encode())

@@ -10,19 +10,10 @@ _HEAD = "lm_head.weight differs from the model.embed_tokens.weight that was sent
 _LAST = "model.norm.weight differs from the model.norm.weight that was sent"
 
 
-@pytest.mark.parametrize(
-    ("processes", "kind", "dtype"),
-    [
-        pytest.param(1, "untied", "bfloat16", marks=pytest.mark.long),
-        pytest.param(2, "tied", "float32", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("processes", "kind", "dtype"), [(1, "untied", "bfloat16"), (2, "tied", "float32")])
 def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int, kind: str, dtype: str) -> None:
-    """Right weights pass, however they are split, fused and rounded; after a step of 1e-6 whatever is wrong is named.
-
-    That is a tied output layer that is still the old one, a tensor that was not sent, a single other element, and a
-    parameter that vLLM holds in a form of its own.
-    """
+    """Right weights pass, however they are split, fused and rounded; after a step of 1e-6 what is wrong is named."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     variables = {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     variables["VLLM_DIST_IDENT"] = tmp_path.name  # of the memory that its processes share

@@ -58,18 +58,9 @@ class Words:
     device = torch.device("cpu")
     format = SimpleNamespace(turn_stops=(), call_format="message", rewrites_history=False)
     model = SimpleNamespace(config=SimpleNamespace(to_dict=dict))
-
-    def prompt_ids(self, question: str, source: str, earlier: object) -> tuple[int, ...]:
-        """See `Checkpoint`."""
-        return tuple(question.encode())
-
-    def opens_thought(self, prompt_ids: object) -> bool:
-        """See `Checkpoint`."""
-        return False
-
-    def decode(self, ids: object) -> str:
-        """See `Checkpoint`."""
-        return str(ids)
+    prompt_ids = staticmethod(lambda question, source, earlier: tuple(question.encode()))
+    opens_thought = staticmethod(lambda prompt_ids: False)
+    decode = staticmethod(str)
 
 
 def servers_config(**changes: Any) -> ServersConfig:

@@ -7,16 +7,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from components.policy import checkpoint as checkpoints
 from components.policy.lora import merged_state_dict
-from components.rollout.sampler import Completion, Sampling
+from components.rollout.sampler import Sampling
 from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.process import vllm_servers
 from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights
@@ -62,54 +62,6 @@ def engine(path: str) -> None:
         differences.append(largest_difference([list(each.logprobs) for each in completions], exact))
     started.close()
     print(json.dumps(differences))
-
-
-def rank(path: str) -> None:
-    """Sample with vLLM beside a rank from the folder's policies `old` and `new`, and leave the results in a file."""
-    folder = Path(path)
-    distributed.init_process_group("gloo")
-    number = distributed.get_rank()
-    policies = [checkpoints.load(folder / name, dtype=torch.float32) for name in ("old", "new")]
-    config = VllmConfig.model_validate({**VLLM, "start_deadline_s": 300})
-    engine = beside(folder / "old", config, folder)
-    sampling = Sampling(num_samples=4, temperature=0.7, max_new_tokens=40, seed=number)
-
-    def generate() -> list[Completion]:
-        groups = sampler(engine, policies[0]).generate(tiny.asked(QUESTIONS), sampling)
-        return [completion for group in groups for completion in group]
-
-    results: dict[str, object] = {}
-    for version, step in enumerate(("start", "load")):
-        if step == "load":
-            engine.set_weights(version, folder / "new")
-        completions, again = generate(), generate()
-        sequences = [completion.tokens for completion in completions]
-        current, other = policies[version % 2], policies[1 - version % 2]
-        exact = trainer_logprobs(current, sequences, 0.7)
-        results[step] = {
-            "drawn": largest_difference([list(completion.logprobs) for completion in completions], exact),
-            "other": largest_difference(exact, trainer_logprobs(other, sequences, 0.7)),
-            "repeats": completions == again,
-            "scored": [
-                largest_difference(scores, trainer_logprobs(current, sequences, temperature))
-                for temperature in (1.0, 0.7)
-                for scores in engine.score(sequences, temperature).values()
-            ],
-        }
-    gathered: list[object] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(gathered, [completion.tokens.completion_ids for completion in completions])
-    (core,) = [pid for pid in _below(os.getpid()) if "EngineCor" in Path(f"/proc/{pid}/cmdline").read_text()]
-    results |= {"differ": gathered[0] != gathered[-1], "apart": os.getsid(core) != os.getsid(0)}
-    (folder / f"results-{number}.json").write_text(json.dumps({**results, "rank": os.getpid(), "engine": core}))
-    time.sleep(600)  # until it is killed
-
-
-def _below(pid: int) -> Iterator[int]:
-    """The processes that a process has started, and those that they have."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            yield child
-            yield from _below(child)
 
 
 def weights(path: str, kind: str, dtype: str) -> None:
@@ -186,5 +138,5 @@ def _moved(sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 if __name__ == "__main__":
-    functions: dict[str, Callable[..., None]] = {"servers": servers, "engine": engine, "rank": rank, "weights": weights}
+    functions: dict[str, Callable[..., None]] = {"servers": servers, "engine": engine, "weights": weights}
     functions[sys.argv[1]](*sys.argv[2:])
