@@ -296,7 +296,7 @@ def _add_predictions(commands: Any) -> None:
     _add(commands, "limits", "pipelines.limits:limits", text, _PARAMS)
     text = "sample as GRPO would: pass rates, truncated and unanswered completions, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", text, _PARAMS, _SETTINGS)
-    text = "run whose reference answers, or model folder that a stage has saved (default: the base model)"
+    text = "a run, whose reference then answers, or a model folder that a stage has saved (default: the base model)"
     option("--model", metavar="MODEL", help=text)
     option("--problems", type=int, help="number of problems to ask (default: 32; all with --pass-rates)")
     text = "write the pass rate of each problem, for prepare_data.difficulty; problems in FILE are not asked again"

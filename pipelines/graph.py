@@ -65,7 +65,7 @@ def stages(
     measured = evaluate(config=sections["evaluate"], problems=problems, **models, **place)
     made = {"validation": validated.outputs["validation"], "evaluation": measured.outputs["folder"]}
     compared = report(config=sections["report"], **made, **models, **place)
-    # Fails if the gate is missed: nothing is registered, and Kubeflow shows the run as failed.
+    # `register` fails if the gate is missed: nothing is registered, and Kubeflow shows the run as failed.
     judged = {"evaluation": measured.outputs["folder"], "report": compared.outputs["folder"]}
     registered = register(config=sections["register"], problems=problems, **models, **judged, run_name=run_name)
     return dict(zip(STAGES, (data, validated, fine_tuned, improved, measured, compared, registered), strict=True))
@@ -158,9 +158,9 @@ def cluster_graph(params: Params) -> GraphComponent:
     first = made.pipeline_spec.root.dag.tasks["prepare-data"]
     first.trigger_policy.condition = "inputs.parameter_values['unchanged'] == false"
     fields = made.pipeline_spec.root.input_definitions.parameters
-    for name, each in form:
-        # KFP's compiler does not know choices; its backend does since 2.16, its page since 2.17.
-        for choice in (False, True) if each.type is bool else ():
+    for name in (name for name, each in form if each.type is bool):
+        # `literals` make the page offer a choice. KFP's compiler does not know them; its page does since 2.17.
+        for choice in (False, True):
             fields[name].literals.add(bool_value=choice)
     return made
 

@@ -95,7 +95,8 @@ class _Volume:
     """The folders of runs and of unfinished work on a volume, with their ages and the ids of runs that they name."""
 
     def __init__(self, root: Path, limits: Limits) -> None:
-        now_s = (root / _LOCK).stat().st_mtime  # this process has just written it by locking
+        # Now by the volume's clock, which dates its folders too: locking has just written this file.
+        now_s = (root / _LOCK).stat().st_mtime
 
         def old(paths: Iterable[Path], limit_s: float) -> set[Path]:
             return {path for path in paths if now_s - durable.last_change(path) > limit_s}

@@ -45,7 +45,7 @@ class OpenEnv:
         address = re.sub(r"^http", "ws", url).rstrip("/") + "/ws"
         self._socket = connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None)
         self._action_field, self._observation_field = action_field, observation_field
-        self._action, self._reset = dict(action or {}), dict(reset or {})
+        self._fixed_fields, self._reset = dict(action or {}), dict(reset or {})
 
     def reset(self, problem: Problem) -> None:
         """Begin a session whose seed is the number at the end of the problem's id."""
@@ -70,7 +70,7 @@ class OpenEnv:
         return self._act(calls[0].arguments)
 
     def _act(self, fields: Mapping[str, Any]) -> Observation:
-        result = self._request("step", {**fields, **self._action})
+        result = self._request("step", {**fields, **self._fixed_fields})
         if "errors" in result:  # the server's validation of the action
             errors = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in result["errors"]]
             return Observation(f"Error: {'; '.join(errors)}")

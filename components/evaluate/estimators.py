@@ -30,11 +30,14 @@ def maj_at_k(c: int, wrong: tuple[int, ...], num_without_answer: int, k: int) ->
 
 
 def _ways_by_ties(wrong: Sequence[int], num_without_answer: int, v: int, size: int) -> list[int]:
-    """Return for each t in how many ways `size` samples that are not right give t wrong answers v votes, none more."""
+    """Return a list whose element t counts the draws in which exactly t wrong answers have v votes, and none has more.
+
+    A draw has `size` samples that are not right.
+    """
     # Answers with fewer than v samples cannot tie: any draw of them and of samples without an answer is allowed.
-    num_others = sum(count for count in wrong if count < v) + num_without_answer
-    ways = [[comb(num_others, num_drawn)] for num_drawn in range(size + 1)]  # ways[num_drawn][t]
-    for count in wrong:  # adds each other answer in turn, with every number of votes up to v
+    num_harmless = sum(count for count in wrong if count < v) + num_without_answer
+    ways = [[comb(num_harmless, num_drawn)] for num_drawn in range(size + 1)]  # ways[num_drawn][t]
+    for count in wrong:  # adds in turn each answer with v samples or more, with every number of votes up to v
         if count < v:
             continue
         extended = [[0] * (len(by_ties) + 1) for by_ties in ways]

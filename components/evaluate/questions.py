@@ -118,7 +118,7 @@ def _changed(
     values = {**checkpoint.config.model_dump(), **changes}
     changed = replace(checkpoint, config=validate(ModelConfig, values, name=_SECTION))
     try:
-        changed.require_observations()
+        changed.require_room_for_observations()
     except PipelineError as error:
         raise PipelineError(str(error).replace(_TOOLS_OF_TRAINING, f"{_SECTION}.tools")) from None
     limit = context_tokens_of(changed.model.config.to_dict())

@@ -175,8 +175,9 @@ def evaluate(
     with Verifier() as verify:
         for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
             # Without fine-tuning the reference is the base model, whose answers are used again.
-            is_base = name == "sft" and _have_same_files(base_model, reference)
-            model_work = work / ("base" if is_base else name)
+            # Without fine-tuning the reference is the base model, whose answers are there already.
+            reuses_base = name == "sft" and _have_same_files(base_model, reference)
+            model_work = work / ("base" if reuses_base else name)
             summary = _measure(name, model, config, verify, questions, evaluation / name, model_work)
             metrics |= {f"{name}_{key}": value for key, value in _metrics(summary).items()}
     return metrics

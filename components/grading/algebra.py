@@ -225,9 +225,10 @@ def _between(roots: Sequence[Any]) -> list[Any]:
     """A value between each two neighbours of sorted roots, and one beyond each end."""
     if not roots:
         return []
-    low, high = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
+    # Odd fractions: different expressions may well agree at midpoints and other round values.
+    below, above = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
     middle = [one + (other - one) * sympy.Rational(5, 11) for one, other in pairwise(roots)]
-    return [sympy.Float(value, _FAR_DIGITS) for value in (roots[0] - low, *middle, roots[-1] + high)]
+    return [sympy.Float(value, _FAR_DIGITS) for value in (roots[0] - below, *middle, roots[-1] + above)]
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
@@ -274,14 +275,14 @@ def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
 
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
-    """Whether two expressions are equal at a point; None if one has no value there, or with `real` no real one."""
+    """Whether two expressions are equal at a point; None if either has no value there, or with `real` no real value."""
     left, right = _evaluate(first, point), _evaluate(second, point)
     if left is None or right is None:
         return None
     if real and not (_is_real(first, point) and _is_real(second, point)):
         return None
     difference = _evaluate(first - second, point)
-    if difference is None:
+    if difference is None:  # although both have values
         return False
     # A precision of 1 says that evaluation to hundreds of digits found no digit other than 0.
     bound = sympy.Float(10) ** -30 * max(1, abs(left))

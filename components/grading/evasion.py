@@ -73,7 +73,7 @@ def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | No
     if node is None:  # not readable as mathematics
         return None
     if node.operation == "=":
-        sides = [side for side in node.operands if side.operands]
+        sides = [side for side in node.operands if side.operands]  # without single names and numbers, as y in y = 2x
         asked = _expressions(question)
         return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
     if _is_number(node):
@@ -96,7 +96,7 @@ def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, 
 
 
 def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:
-    """Whether an answer is a measurement from a question that asks to convert it."""
+    """Whether an answer repeats, in its old unit, a measurement that the question asks to convert."""
     if not answer.unit or answer.unit == gold.unit or not answer.number or not _CONVERTS_UNITS.search(question):
         return False
     return (gold.unit is not None or answer.unit in {DEGREE, PERCENT}) and answer.number.value in _numbers(question)

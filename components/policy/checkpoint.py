@@ -144,9 +144,9 @@ class Checkpoint:
         num_fitting = bisect_right(range(longest), limit, key=lambda length: len(read(length).ids))
         return read(max(0, num_fitting - 1))
 
-    def require_observations(self) -> None:
+    def require_room_for_observations(self) -> None:
         """Raise PipelineError if `tools.max_observation_tokens` leaves no room for the text of an observation."""
-        self.format.require_observations(lambda text: len(self.encode(text)))
+        self.format.require_room_for_observations(lambda text: len(self.encode(text)))
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Tell whether a prompt ends in `<think>`, so that its completion begins inside a thought."""

@@ -218,7 +218,7 @@ def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], colum
         writer.writerows(rows)
 
 
-def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
+def explain_memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
     """Return a context that names the keys to change if a model, its optimizer or its reference does not fit."""
     key = f"{stage}.engine"
     remedies = [f"set {key}.zero_stage: 3 (it is {config.zero_stage})"] if config.zero_stage < 3 else []
@@ -229,17 +229,19 @@ def memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManag
     return explain_out_of_memory("loading the model", *remedies, "use a smaller model")
 
 
-def memory_for_passes(stage: str, config: EngineConfig, purpose: str, *more: str) -> AbstractContextManager[None]:
+def explain_memory_for_passes(
+    stage: str, config: EngineConfig, purpose: str, *more: str
+) -> AbstractContextManager[None]:
     """Return a context that names the keys to change if micro-batches do not fit, and `more` remedies."""
     lower = f"lower {stage}.engine.micro_batch_tokens (it is {config.micro_batch_tokens})"
     return explain_out_of_memory(purpose, lower, *more)
 
 
-def memory_for_update(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
+def explain_memory_for_update(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
     """Return a context that names the keys to change if the backward pass or the optimizer step does not fit."""
     more = []
     if not config.gradient_checkpointing:
         more.append(f"set {stage}.engine.gradient_checkpointing: true")
     if config.offload == "none":
         more.append(f"set {stage}.engine.offload: optimizer")
-    return memory_for_passes(stage, config, "the update of the policy", *more)
+    return explain_memory_for_passes(stage, config, "the update of the policy", *more)

@@ -31,7 +31,10 @@ _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 
 
 def base_models(params: Params) -> dict[str, tuple[str, Check]]:
-    """Return the models that a run starts from, by key, each with its check; that of the policy returns its context."""
+    """Return the models that a run starts from, by key, with a check for each.
+
+    The check of the policy's base model returns its context in tokens.
+    """
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
     models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":

@@ -215,6 +215,7 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
 def _checks_of_cluster(
     sections: Sections, params: Params | None, volume: str, retries: RetryPolicy
 ) -> dict[str, Check]:
+    """Return the checks of the cluster, by name; `params` is None if the configuration is wrong."""
     section = sections[CLUSTER] if isinstance(sections[CLUSTER], dict) else {}
     api = connect()
     namespace = str(section.get("namespace") or own_namespace())

@@ -107,7 +107,7 @@ class Dataset(FileSource):
         """Return subset, split and default split, as `HubDataset.names` takes them."""
         if split == Split.TEST and self.test is not None:
             return self.subset, self.test_split, "test"
-        return self.subset, self.train_split, "train"
+        return self.subset, self.train_split, "train"  # also for a split that is held out from the train file
 
     def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row; a solution that does not declare its answer gets it as an additional line."""

@@ -137,7 +137,7 @@ def _read_json_lines(file: RawFile) -> Iterator[_RawRow]:
 
 
 def _parse_lines(lines: Iterable[bytes]) -> Iterator[_RawRow]:
-    """Yield the object of each line; empty lines are skipped, but counted."""
+    """Yield the object of each line, or what is wrong with it; empty lines are skipped, but counted."""
     for index, line in enumerate(lines):
         if content := line.removeprefix(_BYTE_ORDER_MARK).strip():
             try:

@@ -158,7 +158,7 @@ class _Branch:
     """A clone of the branch of one run, in which its next commit is prepared."""
 
     def __init__(self, run: str, origin: str, workspace: Workspace, config: str) -> None:
-        self._origin, self._ref, self._below = origin, f"{_BRANCHES}{run}", f"checkpoints/{run}"
+        self._origin, self._ref, self._storage_folder = origin, f"{_BRANCHES}{run}", f"checkpoints/{run}"
         self._workspace, self._git = workspace, workspace.git
         workspace.folder.mkdir()
         self._git("init", "--quiet")
@@ -168,7 +168,7 @@ class _Branch:
             self._git("reset", "--quiet", "--hard", "refs/remotes/origin/tip")
             config = (workspace.folder / CONFIG).read_text(encoding="utf-8")
         else:
-            config = config_below(config, self._below)
+            config = config_below(config, self._storage_folder)
         self._storage = storage_url(config, origin, origin)
         write_dvc_config(workspace.folder, config, self._storage)
 
@@ -214,7 +214,7 @@ class _Branch:
 
     def collect_garbage(self) -> None:
         """Remove files that the branch does not refer to any more from the run's folder of the storage."""
-        if not self._storage.endswith(f"/{self._below}"):  # DVC would remove the registered versions
+        if not self._storage.endswith(f"/{self._storage_folder}"):  # DVC would remove the registered versions
             raise PipelineError(f"{self._ref}: its storage {self._storage} is not this run's; nothing was removed")
         self._workspace.dvc("gc", "--workspace", "--cloud", "--remote", REMOTE, "--force")
 

@@ -259,7 +259,7 @@ def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[
 
 
 def _passable(outcomes: Mapping[str, Outcome], gate: GateConfig) -> bool:
-    """Return whether a policy that solves all problems would pass: SFT may have left too few unsolved."""
+    """Return whether any policy could pass: if SFT leaves too few unsolved, even a perfect one fails."""
     perfect = {}
     for source, outcome in outcomes.items():
         solved_by_sft = outcome.counts.both + outcome.counts.only_first

@@ -74,7 +74,7 @@ class Decoding:
         return self._logits(unread, self.cache.begin_call(numbers, [len(ids) for ids in unread]))
 
     def _logits(self, sequences: Sequence[Sequence[int]], position_X: Tensor) -> Tensor:
-        """Run the model on sequences of tokens, end to end; return the logits at the last token of each."""
+        """Run the model on sequences, one after another in one row; return the logits at the last token of each."""
         model, device = self.checkpoint.model, self.checkpoint.device
         ids_X = torch.tensor([token for ids in sequences for token in ids], device=device)
         hidden_1XD = model.get_decoder()(

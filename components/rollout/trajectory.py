@@ -139,7 +139,7 @@ class Trajectory:
             self._end()
 
     def _begin_next_turn(self, turn: Turn, text: str) -> bool:
-        """Add `turn` and the `text` that answers it, and go on sampling; return False if no tokens are left."""
+        """Add `turn` and the `text` that answers it, and go on sampling; without tokens left, return False."""
         observation = self._checkpoint.read_observation(text, ended=self._has_end_token)
         turns = [*self._turns, replace(turn, observation=observation.text)]
         prompt_ids = self._rewritten_prompt(turns)
@@ -154,7 +154,7 @@ class Trajectory:
             start = len(self._ids_before_fork) + len(self.ids)
             self._environment_spans.append((start, start + len(observation.ids)))
         self.ids += observation.ids
-        if prompt_ids is not None:
+        if prompt_ids is not None:  # a fork: sampling goes on after the new prompt alone
             self._ids_before_fork += self.ids
             self._forks.append((len(self._ids_before_fork), prompt_ids))
             self.prompt_ids, self.ids = prompt_ids, []

@@ -268,7 +268,7 @@ class PromptFormat:
             else:
                 content += as_fenced_output(turn.observation)
 
-    def require_observations(self, num_tokens: Callable[[str], int]) -> None:
+    def require_room_for_observations(self, num_tokens: Callable[[str], int]) -> None:
         """Raise PipelineError if `max_observation_tokens` (as `num_tokens` counts) has no room for one character."""
         tools = self.config.tools
         if tools is None:

@@ -27,7 +27,7 @@ def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator
             call_format = form.call_format
             form.prompt("1 + 1?")
             form.observation("2", ended=True)
-            _require_observations(form)
+            _require_room_for_observations(form)
     except PipelineError as error:
         line = str(error).replace("train_sft.model.tools", key)
         yield line if line.startswith(key) else f"{key}: {line}"
@@ -44,7 +44,7 @@ def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator
         )
 
 
-def _require_observations(form: PromptFormat) -> None:
+def _require_room_for_observations(form: PromptFormat) -> None:
     """Raise PipelineError if observations have no room; do nothing if the tokenizer is not known yet."""
     model = form.config
     if model.scratch and model.scratch.vocabulary_size:  # the tokenizer learns its vocabulary from the problems
@@ -53,4 +53,4 @@ def _require_observations(form: PromptFormat) -> None:
         tokenizer = tokenizer_for(model, [])
     except PipelineError:
         return
-    form.require_observations(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))
+    form.require_room_for_observations(lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids))

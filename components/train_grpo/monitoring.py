@@ -18,7 +18,7 @@ from components.policy.engine import Policy
 from components.policy.flops import FlopCounter, measure_matmul_flops
 from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.policy.parallel import Ranks
-from components.policy.training import memory_for_update
+from components.policy.training import explain_memory_for_update
 from components.shared.errors import PipelineError
 from components.shared.live import LIVE
 from components.shared.model import context_tokens_of
@@ -92,7 +92,7 @@ def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkp
     # In a padded batch each sequence has its own prompt; otherwise all share one.
     count = max_tokens // len(longest) if padded else (max_tokens - len(prompt_ids)) // length
     (batch,) = pack([longest] * count, max_tokens=max_tokens, device=checkpoint.device, padded=padded)
-    with memory_for_update("train_grpo", config.engine):
+    with explain_memory_for_update("train_grpo", config.engine):
         policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
 
 

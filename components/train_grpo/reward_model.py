@@ -30,7 +30,7 @@ from components.policy.checkpoint import Checkpoint, save_tokenizer
 from components.policy.engine import Engine, NonFiniteError, torch_dtype
 from components.policy.lora import add_adapters, merged_state_dict
 from components.policy.packing import TokenSequence
-from components.policy.training import TrainingCheckpoint, memory_for_update
+from components.policy.training import TrainingCheckpoint, explain_memory_for_update
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
@@ -132,7 +132,7 @@ class RewardModel:
         generator, loss = random.Random(seed), math.nan
         for _ in range(self.settings.epochs if examples else 0):
             shuffled = generator.sample(examples, len(examples))
-            with memory_for_update(_STAGE, self.config.engine):
+            with explain_memory_for_update(_STAGE, self.config.engine):
                 # Every num_steps-th example: the steps have equal sizes, up to one example.
                 losses = [self._step(shuffled[step::num_steps]) for step in range(num_steps)]
             loss = sum(total for total, _ in losses) / sum(num_labels for _, num_labels in losses)

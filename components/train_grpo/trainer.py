@@ -15,7 +15,7 @@ from components.policy.engine import Policy
 from components.policy.logprobs import completion_logprobs
 from components.policy.lora import merged_state_dict
 from components.policy.packing import MicroBatch
-from components.policy.training import learning_rate, memory_for_passes, memory_for_update
+from components.policy.training import explain_memory_for_passes, explain_memory_for_update, learning_rate
 from components.shared import jsonl
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
@@ -151,7 +151,7 @@ class Trainer:
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
         teacher = self.teacher if isinstance(self.teacher, Reference) else None
         onloaded = teacher.onloaded() if teacher else nullcontext()
-        with self.timer.phase("update_s"), memory_for_update(_STAGE, config.engine), onloaded:
+        with self.timer.phase("update_s"), explain_memory_for_update(_STAGE, config.engine), onloaded:
             metrics = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
         return metrics, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
@@ -179,7 +179,7 @@ class Trainer:
         """Name the config keys to change if the block, the reference or a forward pass, runs out of memory."""
         replicated = self.config.reference_placement == "replicated"
         remedies = [f"set {_STAGE}.reference: sharded or offloaded (it is replicated)"] if replicated else []
-        return memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *remedies)
+        return explain_memory_for_passes(_STAGE, self.config.engine, "the log-probabilities of a rollout", *remedies)
 
     def _record(
         self, step: int, rollout: Rollout, metrics: Mapping[str, float], batches: Sequence[MicroBatch], bar: Progress

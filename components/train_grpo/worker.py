@@ -15,7 +15,7 @@ from components.policy.lora import add_adapters
 from components.policy.parallel import init_ranks
 from components.policy.shutdown import StopRequest, graceful_shutdown
 from components.policy.tracking import TrainingLog, training_log
-from components.policy.training import Resumption, TrainingCheckpoint, memory_for_loading, prepare_process
+from components.policy.training import Resumption, TrainingCheckpoint, explain_memory_for_loading, prepare_process
 from components.rollout.sampler import Sampler, grade_completions
 from components.rollout.transformers_sampler import ShardedSampler, TransformersSampler
 from components.rollout.vllm.process import server_beside
@@ -57,13 +57,13 @@ def train_rank(
     ranks = init_ranks(config.engine)
     with ranks.report_lost_ranks(), Verifier() as verify, graceful_shutdown(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
-        with memory_for_loading(_STAGE, config.engine):
+        with explain_memory_for_loading(_STAGE, config.engine):
             checkpoint = load(reference, dtype=torch_dtype(config.engine), quantise=config.engine.quantise)
         with (
             closing(make_sampler(config, checkpoint, reference, work / "servers")) as sampler,
             _environments(checkpoint) as environments,
         ):
-            with memory_for_loading(_STAGE, config.engine):
+            with explain_memory_for_loading(_STAGE, config.engine):
                 saved = resumption.load()
                 trainer = build_trainer(
                     config, checkpoint, training_problems, verify, sampler, saved, held_out, environments

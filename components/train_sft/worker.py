@@ -17,9 +17,9 @@ from components.policy.shutdown import graceful_shutdown
 from components.policy.tracking import training_log
 from components.policy.training import (
     Resumption,
+    explain_memory_for_loading,
+    explain_memory_for_update,
     learning_rate,
-    memory_for_loading,
-    memory_for_update,
     prepare_process,
     write_curves,
 )
@@ -42,21 +42,21 @@ def train_rank(
     ranks = init_ranks(config.engine)
     with ranks.report_lost_ranks(), graceful_shutdown(config.checkpoint.grace_s) as stop:
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
-        with memory_for_loading(_STAGE, config.engine):
+        with explain_memory_for_loading(_STAGE, config.engine):
             dtype, quantise = torch_dtype(config.engine), config.engine.quantise
             checkpoint = create(config.model, training_problems, seed=config.seed, dtype=dtype, quantise=quantise)
-        checkpoint.require_observations()
+        checkpoint.require_room_for_observations()
         if ranks.is_main:
             save_base(checkpoint, base_model)
         examples = _tokenized(config, checkpoint, training_problems)
-        with memory_for_loading(_STAGE, config.engine):
+        with explain_memory_for_loading(_STAGE, config.engine):
             policy, curves = _policy_and_curves(config, checkpoint, resumption)
         with training_log(_STAGE, config, ranks, work, curves) as log, progress(_STAGE, config.num_steps) as bar:
             num_done = len(curves)
             bar.skip(num_done)
             batches = _batches(examples, config.examples_per_step, seed=config.seed)
             for step, batch in enumerate(islice(batches, num_done, config.num_steps), start=num_done + 1):
-                with memory_for_update(_STAGE, config.engine):
+                with explain_memory_for_update(_STAGE, config.engine):
                     metrics = _step(config, checkpoint, policy, batch, step)
                 curves.append({"step": step, **metrics, "epoch": step * config.examples_per_step / len(examples)})
                 num_tokens = sum(map(len, batch))
@@ -75,13 +75,16 @@ def train_rank(
 def keep_base(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path
 ) -> dict[str, float]:
-    """Write the outputs for 0 steps: the reference is the base model (in full if from scratch, else its location)."""
+    """Write the outputs for 0 steps: base model and reference are the same.
+
+    Both have weights if the model is made from scratch; otherwise both only refer to `model.base`.
+    """
     if config.model.scratch:
         training_problems = read_problems(problems, Split.TRAIN)
         checkpoint = create(config.model, training_problems, seed=config.seed, dtype=torch_dtype(config.engine))
     else:
         checkpoint = replace(load_without_weights(Path(config.model.base)), config=config.model)
-    checkpoint.require_observations()
+    checkpoint.require_room_for_observations()
     save_base(checkpoint, base_model)
     shutil.copytree(base_model, reference, copy_function=shutil.copyfile, dirs_exist_ok=True)
     write_curves(training, [], columns=_COLUMNS)

@@ -79,6 +79,7 @@ def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
 
 
 def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> list[dict[str, Any]]:
+    """Return the columns of each problem, without those that do not apply to it; `copies` counts the problem itself."""
     ids = defaultdict(list)
     for problem in problems:
         ids[problem.split, _normalised(problem.conversation)].append(problem.id)
@@ -92,7 +93,7 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
     for index, problem in enumerate(problems):
         question = _normalised(problem.conversation)
         copies = ids[problem.split, question]
-        copies_held_out = [name for split in _HELD_OUT[problem.split] for name in ids[split, question]]
+        copies_held_out = [id_ for split in _HELD_OUT[problem.split] for id_ in ids[split, question]]
         row = {
             "answer": problem.answer,
             "grade": verdicts[index],
@@ -145,7 +146,7 @@ def describe(frame: pd.DataFrame) -> dict[str, Any]:
 def _counts(grouped: Iterable[tuple[Problem, str | int | None]]) -> list[dict[str, Any]]:
     """Return the numbers of problems in each split by source and group, from pairs of a problem and its group."""
     counts = Counter((problem.source, group, problem.split) for problem, group in grouped)
-    groups = sorted({(source, group) for source, group, _ in counts}, key=lambda each: (each[0], each[1] or ""))
+    groups = sorted({(source, group) for source, group, _ in counts}, key=lambda each: (each[0], each[1] or 0))
     return [
         {"source": source, "group": group, **{str(split): counts[source, group, split] for split in Split}}
         for source, group in groups
@@ -157,12 +158,12 @@ def _lengths(column: pd.Series) -> dict[str, Any] | None:
     tokens = sorted(int(value) for value in column.dropna())
     if not tokens:
         return None
-    start, last = tokens[0], len(tokens) - 1
+    start, last_index = tokens[0], len(tokens) - 1
     width = (tokens[-1] - start) // _MAX_BINS + 1  # of a bin, in tokens
     bins = Counter((value - start) // width for value in tokens)
     return {
         "texts": len(tokens),
-        **{name: tokens[round(rank * last)] for name, rank in _QUANTILES.items()},
+        **{name: tokens[round(rank * last_index)] for name, rank in _QUANTILES.items()},
         "histogram": {"start": start, "width": width, "counts": [bins[index] for index in range(max(bins) + 1)]},
     }
 

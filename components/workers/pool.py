@@ -288,6 +288,7 @@ class _Dispatcher:
     def _take_reply(self, worker: "_Worker", line: bytes) -> None:
         """Deliver a reply or failure; retry in a fresh worker if memory ran out after other requests."""
         reply = _parsed_reply(line)
+        # A reply begins with the number of the request that it answers.
         if reply is None or not worker.is_busy or reply[0] != worker.num_requests:
             self._lose(worker, is_broken=True)  # code under the service wrote into our socket, or forked
             return
@@ -296,7 +297,7 @@ class _Dispatcher:
         must_retry = is_out_of_memory and not worker.is_fresh
         if must_exit:
             self._lose(worker)
-        if request is None:
+        if request is None:  # the worker only freed what ended sessions had left
             return
         if must_retry:
             request.needs_fresh_worker = True

@@ -90,7 +90,7 @@ def _fork(work: Callable[[], object], control: socket.socket) -> int:
     try:
         control.close()
         _supervise(work, server)
-    finally:
+    finally:  # reached only if _supervise fails
         os._exit(1)
 
 

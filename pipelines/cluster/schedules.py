@@ -155,7 +155,7 @@ def next_times(text: str, after: datetime, count: int = 5) -> list[str]:
 
 
 def _retire(kubeflow: Kubeflow, schedule: Any) -> list[Any]:
-    """Delete a schedule if none of its runs is unfinished; otherwise disable it and return those runs."""
+    """Disable a schedule, so that it starts no run; delete it unless it has unfinished runs, which are returned."""
     id_ = schedule.recurring_run_id
     if schedule.status == _ENABLED:
         kubeflow.client.disable_recurring_run(id_)

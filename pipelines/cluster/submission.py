@@ -250,7 +250,7 @@ def _difference(before: Any, after: Any) -> dict[str, Any]:
 
 
 def _set(package: Package, form: Form, setting: str) -> None:
-    """Apply a `--set` to a form, whose `overrides` are sections; PipelineError for an unknown name or a wrong type."""
+    """Apply a `--set` to a form whose `overrides` are parsed; PipelineError for an unknown name or a wrong type."""
     name, equals, text = setting.partition("=")
     if not equals:
         raise PipelineError(f"--set {setting}: write name=value")
@@ -263,7 +263,7 @@ def _set(package: Package, form: Form, setting: str) -> None:
         if not isinstance(form[parameter], expected) or (is_bool and expected is not bool):
             raise PipelineError(f"--set {setting}: needs {words}")
         if parameter == OVERRIDES:
-            form[OVERRIDES] = overrides_of(form)
+            form[OVERRIDES] = overrides_of(form)  # parses the YAML that was just set
     elif len(key) > 1:
         set_key(form[OVERRIDES], key, _json(text))
     else:

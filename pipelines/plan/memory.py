@@ -62,11 +62,11 @@ def _unsharded_bytes(run: Run) -> float:
 
 def _states(run: Run) -> dict[str, float]:
     """Return the bytes of weights, gradients, the optimizer's two moments and master copy, and the reference."""
-    unsharded, small = _unsharded_bytes(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
-    sharded = unsharded / run.num_trainers + small
+    unsharded, small_tensors = _unsharded_bytes(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
+    sharded = unsharded / run.num_trainers + small_tensors
     weights = unsharded
     if run.zero_stage == 3:
-        weights = small if run.offload == "all" else sharded
+        weights = small_tensors if run.offload == "all" else sharded
     if run.quantised:
         weights -= (run.element_bytes - _QUANTISED_BYTES) * run.shape.layer_weights
     if run.lora_rank:

@@ -131,12 +131,12 @@ def test_the_limit_of_observations_leaves_room_for_a_character(tmp_path: Path, t
     base = chat_model.write(tmp_path, template) if template else "scratch:tiny"
     chat: dict[str, object] | None = {} if template else None
     with pytest.raises(PipelineError, match=r"tools\.max_observation_tokens: is 1, .* set it to \d+ or more") as error:
-        _checkpoint(base, chat=chat, max_observation_tokens=1).require_observations()
+        _checkpoint(base, chat=chat, max_observation_tokens=1).require_room_for_observations()
     least = int(str(error.value).removesuffix(" or more").rpartition(" ")[2])
     with pytest.raises(PipelineError, match=f"set it to {least} or more"):
-        _checkpoint(base, chat=chat, max_observation_tokens=least - 1).require_observations()
+        _checkpoint(base, chat=chat, max_observation_tokens=least - 1).require_room_for_observations()
     checkpoint = _checkpoint(base, chat=chat, max_observation_tokens=least)
-    checkpoint.require_observations()
+    checkpoint.require_room_for_observations()
     ends = (True, False) if checkpoint.format.call_format == "fenced" else (True,)
     for ended in ends:
         for text in ("7", "17 " * 100):

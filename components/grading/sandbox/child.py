@@ -78,7 +78,7 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     for scalar in (int, float, complex, str, bytes):
         if isinstance(value, scalar):
-            return f'["{scalar.__name__}","{_digits(value)}"]'
+            return f'["{scalar.__name__}","{_hexadecimal(value)}"]'
     for container in (list, tuple, set, frozenset, dict):
         if isinstance(value, container):
             if depth == 0:
@@ -88,7 +88,7 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
     raise NotPlainDataError(f"a {type(value).__name__}, which is not plain data")
 
 
-def _digits(value: object) -> str:
+def _hexadecimal(value: object) -> str:
     """A number or text in hexadecimal, which needs no escaping and takes linear time, unlike decimal integers."""
     match value:
         case int():

@@ -184,7 +184,7 @@ class VllmSampler:
                 self.engine.set_weights(version, merged_state_dict(self._checkpoint.model))
         ranks.barrier("the sending of weights")
         if not is_sender:
-            self.engine.set_weights(version, None)
+            self.engine.set_weights(version, None)  # the main rank has sent them
 
     def _write(self, version: int, previous: int | None) -> None:
         """Write the weights to the folder `version`, and remove all others except `previous`, which is in use."""

@@ -284,11 +284,11 @@ class VllmServers:
             threads.shutdown(cancel_futures=True)
 
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
-        """Return for each server, by its URL, the log-probability of each completion token at this temperature."""
+        """Return the log-probabilities of completions by URL: each server has its own copy of the weights."""
         self._wake()
 
         def score(server: VllmClient) -> list[list[float]]:
-            if server.lost is not None:
+            if server.lost is not None:  # it may have been restarted
                 self._bring_up_to_date(server)
             with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
                 return list(threads.map(lambda each: server.score(each, temperature, self._version), sequences))
