@@ -77,7 +77,7 @@ def _compare_values(expected: Answer, actual: Answer) -> Decision:
         return decision
     expected, actual = _without_name(expected, actual), _without_name(actual, expected)
     first, second = parse_structure(expected.latex), parse_structure(actual.latex)
-    if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION:
+    if first.kind is Kind.EXPRESSION and second.kind is Kind.EXPRESSION and r"\setminus" not in expected.latex:
         return _compare_expressions(expected, actual)
     if Kind.EQUATION in (first.kind, second.kind):
         return _compare_equations(expected, actual)
@@ -413,6 +413,11 @@ def _compare_regions(expected: Answer, actual: Answer) -> Decision:
         return Decision(False, Reason.OTHER_KIND)
     if first.name and second.name and _letter(first.name) != _letter(second.name):
         return Decision(False, Reason.OTHER_RELATION)
+    if len(first.intervals) == len(second.intervals) == 1:  # the ends may have variables
+        (one,), (other,) = first.intervals, second.intervals
+        has_same_ends = (one.has_low, one.has_high) == (other.has_low, other.has_high)
+        is_equal = has_same_ends and _same_in_order((one.low, one.high), (other.low, other.high))
+        return Decision.on("relation", is_equal)
     from components.grading.algebra import same_region
 
     return _by_algebra("relation", lambda: same_region(first.intervals, second.intervals))

@@ -33,7 +33,9 @@ _FORMS = {
     "fraction": re.compile(r"-?\\frac\{-?[0-9]+\}\{[0-9]+\}|-?[0-9]+/[0-9]+"),
     "mixed": re.compile(r"-?[0-9]+ ?\\frac\{[0-9]+\}\{[0-9]+\}|-?[0-9]+ [0-9]+/[0-9]+"),
 }
+_SPACING = re.compile(r"\s+|\\(?:left|right|[,;:! ])|\$")
 _CHOICE = re.compile("[A-H]")
+_MIN_CHARACTERS = 3
 _MAX_PRIME = 10**6
 
 
@@ -70,18 +72,24 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
 
 def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
-    if node is None:  # not readable as mathematics
-        return None
+    if node is None:  # not readable as mathematics, so the texts are compared
+        written = _SPACING.sub("", latex)
+        is_echo = len(written) >= _MIN_CHARACTERS and written in _SPACING.sub("", question)
+        return Reason.ECHO if is_echo else None
     if node.operation == "=":
         sides = [side for side in node.operands if side.operands]  # without single names and numbers, as y in y = 2x
         asked = _expressions(question)
         return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
     if _is_number(node):
-        forms = {_form(each) for each, _ in expected}
-        if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:  # a division to be done
-            return Reason.SETUP if _is_setup(question, node) else None
-        return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
+        return _reason_for_number(question, {_form(each) for each, _ in expected}, latex, node)
     return _reason_for_expression(question, expected, latex, node)
+
+
+def _reason_for_number(question: str, forms: set[str], latex: str, node: Node) -> Reason | None:
+    """Why a number is refused: it is a division to be done, or the question's number in the old notation."""
+    if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
+        return Reason.SETUP if _is_setup(question, node) else None
+    return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
 
 
 def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, node: Node) -> Reason | None:
@@ -367,9 +375,11 @@ def _negative(node: Node) -> Node:
 
 def _repeated(factor: Node, count: int) -> Node:
     """The product of `count` equal factors."""
+    if count == 1:
+        return factor
     if factor.operation == "^" and factor.operands[1] == _MINUS_ONE:
         return _power(factor.operands[0], _number(-count))
-    return _power(factor, _number(count))
+    return Node("^", (factor, _number(count)))
 
 
 def _power(base: Node, exponent: Node) -> Node:

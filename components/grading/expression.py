@@ -66,6 +66,7 @@ _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|.", re.DOTALL)
 _MAX_AHEAD = 40
 _NUMERAL = r"(?:\s*\{\s*[0-9]+\s*\}|\s*[0-9])"
 _PROPER_FRACTION = re.compile(rf"\s*\\frac{_NUMERAL}{_NUMERAL}")
+_POWER_OF_FUNCTION = re.compile(r"\s*\^(?:\s*\{\s*-?[0-9]+\s*\}|\s*[0-9])\s*\(")
 _WORD = re.compile(r"[a-zA-Z]{2,}")
 
 
@@ -413,14 +414,21 @@ class _Parser:
         return text.strip()
 
     def _number(self) -> Node:
-        """An integer, a decimal or a mixed number."""
+        """An integer, a decimal, a repeating decimal or a mixed number."""
         digits = self._digits()
         if self._token() == ".":
             self._place += 1
             places = self._digits()
             if not digits + places:
                 raise UnreadableError
-            return Node("number", value=Fraction(f"{digits or 0}.{places or 0}"))
+            value = Fraction(f"{digits or 0}.{places or 0}")
+            if self._command() in {"overline", "bar", "dot"}:
+                self._next()
+                repeated = self._verbatim() if self._peek() == "{" else self._next()
+                if not re.fullmatch("[0-9]{1,40}", repeated):
+                    raise UnreadableError
+                value += Fraction(int(repeated), (10 ** len(repeated) - 1) * 10 ** len(places))
+            return Node("number", value=value)
         number = Node("number", value=Fraction(digits))
         return Node("+", (number, self._atom())) if self._follows(_PROPER_FRACTION) else number
 
@@ -441,6 +449,9 @@ class _Parser:
             self._next()
             name += "'"
         is_function = name.rstrip("'") in _UNKNOWN_FUNCTIONS
+        if is_function and self._follows(_POWER_OF_FUNCTION):
+            self._next()
+            name += f"^{exact_value(self._exponent())}"
         return self._applied(name, is_function=is_function or "'" in name) or _named(name)
 
     def _applied(self, name: str, *, is_function: bool) -> Node | None:

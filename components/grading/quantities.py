@@ -39,6 +39,7 @@ _FRACTION = re.compile(
     r"([-+]?)(?:([0-9]+) ?)?\\frac\{(-?[0-9]+)\}\{([0-9]+)\}"
     r"|([-+]?)(?:([0-9]+) )?([0-9]+)/([0-9]+)"
 )
+_IN_BRACKETS = re.compile(r"(?<![0-9)}])\(([0-9]+(?:/[0-9]+)?)\)(?![0-9({])")
 _SCIENTIFIC = re.compile(rf"({_SIGNED_DIGITS})(?:\\(?:times|cdot)10\^\{{?(-?[0-9]{{1,3}})\}}?|[eE]([-+]?[0-9]{{1,3}}))")
 _REPEATING = re.compile(r"([-+]?)([0-9]*)\.([0-9]*)\\(?:overline|bar|dot)\{?([0-9]+)\}?")
 _THOUSANDS_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -52,11 +53,18 @@ def parse_number(text: str) -> Number | None:
         sign, whole, fixed, repeated = match.groups()
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
-    if match := _FRACTION.fullmatch(_THOUSANDS_COMMA.sub("", text)):
+    if match := _FRACTION.fullmatch(_without_brackets(text)):
         return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
     if (match := _SCIENTIFIC.fullmatch(text)) and (mantissa := _decimal(match[1])):
         return Number(mantissa.value * Fraction(10) ** int(match[2] or match[3]), None)
     return None
+
+
+def _without_brackets(text: str) -> str:
+    """A fraction without brackets around its numbers and without thousands separators."""
+    text = _THOUSANDS_COMMA.sub("", text)
+    # A bracket after a digit means a product, as in 3(1/2), so it stays.
+    return _IN_BRACKETS.sub(r"\1", text) if text[:1] in {"(", "-", "+"} or "/(" in text else text
 
 
 def _decimal(text: str) -> Number | None:

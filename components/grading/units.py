@@ -52,6 +52,8 @@ _TEMPERATURE = re.compile(
     r"(C|F|Celsius|Fahrenheit)\s*\}?"
 )
 _ANGLE_INSIDE = re.compile(r"degree|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_TAKES_LETTER = re.compile(r"\^\{?[0-9]+\}?$|\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)")
+_SUM = re.compile(r"[0-9a-zA-Z)}]\s*[-+]")
 _CURRENCY = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<before>\\\$|\\pounds?(?![a-zA-Z])|[€£])\s*(?P<value>.+)"
     r"|(?P<amount>.+?)\s*(?P<after>\\\$|[€£])"
@@ -153,12 +155,20 @@ def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
     elif match := _PLAIN_UNIT.fullmatch(latex):
         value, space, words, power = match.groups()
         attached = not space
+        if len(words) == 1 and _is_symbol(words, value):
+            return None
     else:
         return _behind_words(latex, context)
     unit = _unit(words, power, context, attached=attached)
     if unit and any(character.isdigit() for character in value):
         return value.strip(), unit
     return _behind_words(latex, context)
+
+
+def _is_symbol(letter: str, value: str) -> bool:
+    r"""Whether the text before a letter shows that it is a variable: `3 + 5 m`, `m^2 5 m`, `\cos^2 m`, `\ln 2m`."""
+    letters = _COMMAND.sub(" ", STYLED.sub(" ", value))
+    return letter in letters or bool(_TAKES_LETTER.search(value) or _SUM.search(value))
 
 
 def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:

@@ -44,6 +44,23 @@ def test_every_answer_equals_itself(verify: Verifier) -> None:
     assert failures(verify, [(boxed(text, f" {text} "), "right") for text in sorted(texts)]) == []
 
 
+def test_a_question_decides_what_repeats_it_and_what_is_a_unit(verify: Verifier) -> None:
+    """Whoever only copies the question is wrong; a letter that is no unit there stays a variable."""
+    gallons = "A tank holds 100 gallons and loses 2 each hour. How many gallons are left after h hours?"
+    cases = [
+        (r"Express $0.1\overline{6}$ as a common fraction.", r"\frac16", r"0.1\overline{6}", "wrong"),
+        (r"Express $0.1\overline{6}$ as a common fraction.", r"\frac16", "1/6", "right"),
+        ("Write 2:3 as a fraction.", r"\frac23", "2:3", "wrong"),
+        (gallons, "100-2h", "98", "wrong"),
+        (gallons, "100-2h", "-2h+100", "right"),
+        (gallons, "100-2h", "2(50-h)", "right"),
+    ]
+    graded = [
+        (Submission(gold, rf"\boxed{{{answer}}}", STATED, asked), verdict) for asked, gold, answer, verdict in cases
+    ]
+    assert failures(verify, graded) == []
+
+
 @pytest.mark.parametrize("name", ["responses.tsv", "gsm8k.tsv"])
 def test_a_response_has_the_verdict_of_its_final_answer(verify: Verifier, name: str) -> None:
     """Hand-written responses, and solutions of GSM8K as they are and with mistakes."""
