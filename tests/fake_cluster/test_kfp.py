@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 
 from tests.fake_cluster import ApiServer
-from tests.pipelines.cluster.recorded import RECORDINGS, Recorded
+from tests.pipelines.cluster.recorded import Recorded, needs_recordings
 
-needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 API = "/apis/v2beta1/"
 API_SERVER = {"apiServerCommitHash", "apiServerMultiUser", "apiServerTagName", "multi_user", "pipelineStore"}
 """What the UI server adds to its health when the API server has answered."""
-
-
-@pytest.fixture(scope="module")
-def recorded() -> Recorded:
-    """The recorded exchanges."""
-    return Recorded()
 
 
 @pytest.fixture
@@ -65,10 +58,10 @@ NOT_ANSWERED = {
 
 
 @needs_recordings
-def test_every_recorded_exchange_has_an_answer_of_its_shape(recorded: Recorded, server: ApiServer) -> None:
+def test_every_recorded_exchange_has_an_answer_of_its_shape(server: ApiServer) -> None:
     """Of the recorded status, with fields of the recorded types, where the cluster is as far as the recorded was."""
+    recorded, kfp = Recorded(), server.kfp
     recorded.load(server)
-    kfp = server.kfp
     scheduled = {run_id: run[0] for run_id, run in recorded.runs.items() if "recurring_run_id" in run[0]}
     kfp.workflows |= dict.fromkeys(scheduled, "nightly")
     kfp.recurring_runs |= {run["recurring_run_id"]: {} for run in scheduled.values()}
