@@ -8,11 +8,9 @@ from pipelines.cluster import logs, runs
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.stages import FINISHED, stages
 from tests.fake_cluster import ApiServer
-from tests.pipelines.cluster.recorded import RECORDINGS, Recorded
+from tests.pipelines.cluster.recorded import Recorded, needs_recordings
 
-pytestmark = pytest.mark.skipif(
-    not RECORDINGS.is_dir(), reason=f"no recordings of a real Kubeflow Pipelines at {RECORDINGS}"
-)
+pytestmark = needs_recordings
 STOPPED = "train_grpo: stopped from outside (SIGTERM)"
 GONE = "its log is gone"
 IN_USE = "train_sft: /work/grpo-pipeline/work/train_sft/f17f8681dbd87900: is in use by process 24"
