@@ -143,12 +143,13 @@ def clock_of(server: ApiServer) -> Clock:
 
 
 def add_train_job(
-    server: ApiServer, name: str, labels: dict[str, str], annotations: dict[str, str] | None = None
+    server: ApiServer, name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, namespace: str = ""
 ) -> dict[str, Any]:
     """Start a training job in a cluster; return its metadata."""
-    server.cluster.add_runtime(name)
+    namespace = namespace or server.namespace
+    server.cluster.add_runtime(name, namespace=namespace)
     server.cluster.play(script.Running(None))
-    metadata = {"name": name, "labels": labels, "annotations": annotations or {}}
+    metadata = {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations or {}}
     spec = {"runtimeRef": {"apiGroup": kube.GROUP, "kind": "TrainingRuntime", "name": name}, "suspend": False}
     kind = {"apiVersion": f"{kube.GROUP}/{kube.VERSION}", "kind": "TrainJob"}
     (job,) = server.cluster.add({**kind, "metadata": metadata, "spec": spec})

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -52,6 +53,12 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
 
 
 def listeners(pid: int) -> dict[int, bool]:

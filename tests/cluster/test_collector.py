@@ -1,5 +1,3 @@
-"""What runs have left on the shared volume is removed, and nothing else, whatever happens meanwhile."""
-
 import itertools
 import json
 import os

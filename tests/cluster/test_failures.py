@@ -1,5 +1,3 @@
-"""Which of several signs is taken for the reason of a failure, what ranks report, and what a queued job waits for."""
-
 import signal
 from dataclasses import dataclass, field
 from itertools import combinations

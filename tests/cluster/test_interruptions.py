@@ -1,5 +1,3 @@
-"""A step that is killed, stopped, disturbed or overtaken at any moment: one job at a time trains, and none is left."""
-
 import itertools
 import os
 import signal
@@ -103,10 +101,9 @@ def test_job_whose_creation_is_under_way_is_deleted_too(job: Launched) -> None:
     assert job.trainjobs() == []
 
 
-@pytest.mark.parametrize("disturbance", ["drain", "evict", "remove", "preempt", "pause"])
+@pytest.mark.parametrize("disturbance", ["drain", "evict", "remove", "pause"])
 def test_disturbed_training_goes_on(job: Launched, disturbance: str) -> None:
     """As the same job: its pods start anew, once Kueue admits it or the controllers are back."""
-    job.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
     job.cluster.add_runtime(max_restarts=1)
     job.changes.update(queue="research")
 
@@ -119,8 +116,6 @@ def test_disturbed_training_goes_on(job: Launched, disturbance: str) -> None:
                 job.cluster.evict(pod)
             case "remove":
                 job.cluster.remove(kinds.PODS, pod)
-            case "preempt":
-                job.cluster.preempt(job.trainjobs()[0]["metadata"]["name"], 300)
             case "pause":
                 job.cluster.controllers_return_s = job.server.clock.monotonic() + 300
 

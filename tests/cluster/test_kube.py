@@ -1,5 +1,3 @@
-"""Calls of the API server: which are repeated, and which jobs are removed."""
-
 import json
 from datetime import timedelta
 

@@ -1,5 +1,3 @@
-"""The first rank's log in the step's own."""
-
 import io
 import time
 from typing import Any
@@ -10,7 +8,7 @@ from kubernetes import client
 from components.cluster import watch
 from components.cluster.kube import Clock
 from tests.cluster.launched import RESULT, Launched
-from tests.fake_cluster import Fault, kinds, script
+from tests.fake_cluster import Fault, script
 
 LINES = tuple(f"step {number}/200  reward {number / 200:.3f}" for number in range(200))
 
@@ -46,7 +44,6 @@ def test_restarted_pods_are_followed(job: Launched, monkeypatch: pytest.MonkeyPa
         advance(seconds)
 
     monkeypatch.setattr(job.server.clock, "sleep", sleep)
-    job.cluster.remove(kinds.TRAINING_RUNTIMES, "grpo-torch")
     job.cluster.add_runtime(max_restarts=1)
     lost = (script.Running(60, ("first pod",)), script.NodeLost(0), script.Running(60, ("second pod",)))
     job.play(*lost, *job.success())

@@ -1,5 +1,3 @@
-"""The TrainJob that is submitted, and the pods that a cluster makes of it."""
-
 from typing import Any
 
 from components.cluster import kube

@@ -1,9 +1,6 @@
-"""Ranks in real processes: launched on this machine, or by the pods of a TrainJob."""
-
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -21,7 +18,7 @@ from components.shared.environment import TRAIN_JOB_VARIABLE
 from components.shared.errors import RetryableError
 from components.shared.execution import current_environment, current_place, place_of
 from tests import tiny
-from tests.cluster.processes import ROOT, is_gone, pids, wait_until
+from tests.cluster.processes import ROOT, free_port, is_gone, pids, wait_until
 from tests.cluster.ranks import STOP_REQUESTED, JobConfig, act
 from tests.policy.test_parallel import CUT, be_cut_off
 
@@ -128,11 +125,8 @@ def _job(folder: Path, ending: str = "go_on", num_processes: int = NODES) -> Job
 @contextmanager
 def _nodes(job: Job) -> Iterator[list["subprocess.Popen[bytes]"]]:
     """The process of each pod, with what Kubeflow Trainer tells it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     trainer = {"PET_NNODES": str(NODES), "PET_NPROC_PER_NODE": "1", "OMP_NUM_THREADS": "1"}
-    trainer |= {TRAIN_JOB_VARIABLE: TRAIN_JOB, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+    trainer |= {TRAIN_JOB_VARIABLE: TRAIN_JOB, "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(free_port())}
     command = [sys.executable, "-m", "components.cluster.agent", str(job.folder)]
     with ExitStack() as stack:
         nodes = []

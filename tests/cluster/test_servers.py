@@ -1,5 +1,3 @@
-"""The pod of a vLLM server."""
-
 import os
 import signal
 import time

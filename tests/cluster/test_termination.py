@@ -1,5 +1,3 @@
-"""A step that is asked to stop, or killed, while its job runs."""
-
 import json
 import os
 import signal
@@ -11,7 +9,7 @@ from components.cluster import termination
 from components.cluster.termination import Termination
 from tests.cluster.launched import Launched
 from tests.fake_cluster import Fault, kinds, script
-from tests.pipelines.cluster.recorded import RECORDINGS
+from tests.pipelines.cluster.recorded import RECORDINGS, needs_recordings
 
 
 @pytest.fixture
@@ -55,7 +53,7 @@ def test_failed_deletion_is_reported(job: Launched, name: str, capfd: pytest.Cap
     assert [request.method for request in job.server.requests].count("DELETE") == 3
 
 
-@pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
+@needs_recordings
 @pytest.mark.parametrize(("line", "goes_on"), [(22, False), (23, True), (24, True), (47, True)])
 def test_job_outlives_the_recorded_evictions_of_launchers(
     job: Launched, name: str, capfd: pytest.CaptureFixture[str], line: int, goes_on: bool

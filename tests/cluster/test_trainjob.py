@@ -1,5 +1,3 @@
-"""A job on a cluster, from its submission to its removal, on the fake API server."""
-
 import re
 import shutil
 from dataclasses import replace
@@ -11,7 +9,7 @@ import pytest
 from components.cluster import kube
 from components.shared.errors import PipelineError, RetriesExhaustedError, RetryableError
 from tests.cluster.launched import RESULT, RUN_ID, Launched, clock_of
-from tests.fake_cluster import Change, Fault, kinds, runtime, script
+from tests.fake_cluster import Change, Fault, kinds, script
 
 
 def test_successful_job(job: Launched, capfd: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +76,7 @@ def test_what_a_queued_job_waits_for_is_printed_every_few_minutes_at_most(
     job.changes.update(queue="research")
     job.play(script.Queued(600), script.Running(60), *job.success(script.Preempted(60)))
     assert job.run(replace(clock_of(job.server), sleep=leave)) == RESULT
+    assert job.num_submissions() == 1
     waits = [line.split(": ", 2)[2] for line in capfd.readouterr().out.splitlines() if "waits in the queue: " in line]
     short = f"Pending: {script.Queued().message}"
     *before, preempted = waits
@@ -178,9 +177,8 @@ def test_running_job_is_adopted(
 def test_job_without_an_owner(job: Launched, monkeypatch: pytest.MonkeyPatch, namespace: str) -> None:
     """Where nothing controls the step's pod; or in another namespace, whose owners Kubernetes takes for deleted."""
     _enter_pod(job, monkeypatch, "launcher", job.cluster.add_workflow("run-1") if namespace else None)
-    there = runtime("grpo-torch")
-    there["metadata"]["namespace"] = "gpus"
-    job.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}}, there)
+    job.cluster.add({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpus"}})
+    job.cluster.add_runtime(namespace="gpus")
     job.changes.update(namespace=namespace)
     job.play(*job.success())
     assert job.run() == RESULT

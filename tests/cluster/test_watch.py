@@ -1,5 +1,3 @@
-"""What a person reads while the pods of a job end before they are ready."""
-
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -14,7 +12,7 @@ from components.shared.errors import PipelineError
 from tests.cluster.launched import Launched, add_train_job, clock_of
 from tests.fake_cluster import kinds
 from tests.fake_cluster.store import key_of
-from tests.pipelines.cluster.recorded import RECORDINGS
+from tests.pipelines.cluster.recorded import RECORDINGS, needs_recordings
 
 LOG = """\
 (APIServer pid=1) INFO 11-26 01:53:57 [utils.py:253] non-default args: {'host': '0.0.0.0'}
@@ -89,9 +87,6 @@ def _said(out: str, name: str, *, reasons: bool) -> list[str]:
     """Return the phases of a job that were printed, or the reasons of its waits."""
     lines = [line.removeprefix(f"train_grpo: {name} ") for line in out.splitlines() if line.startswith("train_grpo: ")]
     return [line for line in lines if (": " in line) == reasons]
-
-
-needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 
 
 @needs_recordings

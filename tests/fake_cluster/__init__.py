@@ -15,11 +15,8 @@ which rules it enforces.
 """
 
 from tests.fake_cluster import kinds, script
-from tests.fake_cluster.clock import Clock
-from tests.fake_cluster.cluster import runtime
 from tests.fake_cluster.http import AFTER, BEFORE, Fault, Json
 from tests.fake_cluster.server import ApiServer, self_signed
 from tests.fake_cluster.store import Change
 
-__all__ = ["AFTER", "BEFORE", "ApiServer", "Change", "Clock", "Fault", "Json"]
-__all__ += ["kinds", "runtime", "script", "self_signed"]
+__all__ = ["AFTER", "BEFORE", "ApiServer", "Change", "Fault", "Json", "kinds", "script", "self_signed"]

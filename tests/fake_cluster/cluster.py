@@ -27,7 +27,7 @@ class ScriptedCluster:
         """Kinds whose definition is missing: their paths answer 404."""
         self._pods = Pods(store)
         self.outputs = self._pods.outputs
-        self._script = script.SUCCEEDS
+        self._script: script.Script = ()
         self._runs: dict[str, TrainingRun] = {}
         self.controllers_return_s = 0.0
         """Until when, in seconds of the clock, the controllers of Trainer, JobSet and Kueue do nothing."""
@@ -43,9 +43,11 @@ class ScriptedCluster:
                     document["metadata"].setdefault("namespace", self._namespace)
             return [self.store.create(document) for document in documents]
 
-    def add_runtime(self, name: str = "grpo-torch", **options: Any) -> None:
-        """Create a runtime; see `runtime`."""
-        self.add(runtime(name, **options))
+    def add_runtime(self, name: str = "grpo-torch", namespace: str = "", **options: Any) -> None:
+        """Create a runtime; see `_runtime`."""
+        document = _runtime(name, **options)
+        document["metadata"]["namespace"] = namespace or self._namespace
+        self.add(document)
 
     def add_workflow(self, name: str, **labels: str) -> Json:
         """Create the workflow of a run, to which the pods of its steps belong."""
@@ -55,8 +57,7 @@ class ScriptedCluster:
 
     def add_pod(self, name: str, workflow: Json | None = None) -> Json:
         """Create the pod that the code under test runs in, a step of the workflow if there is one."""
-        spec = {"containers": [{"name": "main", "image": "light"}], "nodeName": "cpu-0"}
-        pod = {**_document(PODS, name), "spec": spec, "status": {"phase": "Running"}}
+        pod = {**_document(PODS, name), "spec": {"containers": []}, "status": {"phase": "Running"}}
         if workflow is not None:
             pod["metadata"]["ownerReferences"] = [reference_to(workflow)]
         return self.add(pod)[0]
@@ -73,11 +74,6 @@ class ScriptedCluster:
         with self.store.clock.changed:
             self._pods.disrupt(self._find(PODS, name), "TerminationByKubelet", _LOW_MEMORY)
             self._pods.stop(self._find(PODS, name), 137, "Error", evicted=_LOW_MEMORY)
-
-    def preempt(self, job: str, seconds: float) -> None:
-        """Suspend a job that runs, as Kueue does, and admit it again after so many seconds."""
-        with self.store.clock.changed:
-            self._runs[self._find(TRAIN_JOBS, job)["metadata"]["uid"]].preempt(seconds)
 
     def _find(self, kind: Kind, name: str) -> Json:
         return next(each for each in self.store.all(kind) if each["metadata"]["name"] == name)
@@ -119,7 +115,7 @@ class ScriptedCluster:
             self._runs[uid].changed(change.before, job)
 
 
-def runtime(name: str, *, max_restarts: int = 0, jobs: tuple[str, ...] = ("node",)) -> Json:
+def _runtime(name: str, *, max_restarts: int = 0, jobs: tuple[str, ...] = ("node",)) -> Json:
     """Return the manifest of a TrainingRuntime with one container per job, named as the job."""
     job_set = {"replicatedJobs": list(map(_replicated_job, jobs)), "failurePolicy": {"maxRestarts": max_restarts}}
     spec = {"mlPolicy": {"numNodes": 1, "torch": {}}, "template": {"spec": job_set}}
@@ -150,9 +146,7 @@ class TrainingRun:
         self._attempt = 0
         self._epoch = 0
         """Counts what makes all that is scheduled for the job void: suspension, restart, its end."""
-        self._num_admissions = 0
         self._alive: set[str] = set()  # uids of pods
-        self._num_starting = 0
         runtime = runtime_of(self._store, job)
         assert runtime is not None, "the webhook admits no TrainJob without its runtime"
         self._runtime = runtime
@@ -162,11 +156,9 @@ class TrainingRun:
         is_suspended = after["spec"].get("suspend", False)
         if before and (before["spec"].get("suspend", False) == is_suspended or _is_finished(after)):
             return
-        if before and "deletionTimestamp" in after["metadata"]:
-            return
         self._epoch += 1
         if before is None:
-            self._kueue.queue(after, job_set_of(after, self._runtime))
+            self._kueue.queue(after)
         self._later(_CONTROLLERS_S if before is None or not is_suspended else 0, self._reconcile)
 
     def _reconcile(self) -> None:
@@ -183,16 +175,7 @@ class TrainingRun:
             self._start_deadline(job)
             if any(each["type"] == "Suspended" for each in job.get("status", {}).get("conditions", [])):
                 self._condition("Suspended", "False", "Resumed", "TrainJob is resumed")
-                if self._script and isinstance(self._script[0], script.Queued):
-                    self._script.pop(0)
         self._next()
-
-    def preempt(self, seconds: float | None) -> None:
-        """Kueue takes the place of the job, for so many seconds."""
-        job = self._job()
-        if not (job["spec"].get("suspend") or _is_finished(job) or "deletionTimestamp" in job["metadata"]):
-            self._script.insert(0, script.Queued(seconds))
-            self._kueue.preempt(job)
 
     def pod_changed(self, pod: Json, *, is_gone: bool) -> None:
         """A pod that should run is being deleted, is gone or has ended: all start anew, as often as they may."""
@@ -233,18 +216,14 @@ class TrainingRun:
         if not self._script:
             return
         job, step = self._job(), self._script[0]
-        if "deletionTimestamp" in job["metadata"]:
-            return  # its pods go first
         if job["spec"].get("suspend") and not isinstance(step, script.Queued):
             return  # no script has queued it: it waits for whoever suspended it
         if any("deletionTimestamp" in pod["metadata"] for pod in self._pods.of(job)):
             self._later(_CONTROLLERS_S, self._next)  # no pod is made before those of the attempt before are gone
             return
         if isinstance(step, _NEED_PODS) and not (self._alive and self._pods.of(job)):
-            pods = self._with_pods(job)
-            for pod in pods:
+            for pod in self._with_pods(job):
                 self._pods.assign(pod)
-            self._num_starting = len(pods)
             self._later(_STARTS_S, self._up)
             return
         self._script.pop(0)
@@ -253,7 +232,7 @@ class TrainingRun:
             script.Unschedulable: self._wait,
             script.PullBackOff: self._wait,
             script.Running: self._run,
-            script.Preempted: lambda step, _: self.preempt(step.seconds),
+            script.Preempted: self._preempt,
             script.NodeLost: self._lose_node,
             script.Failed: self._end_and_fail,
             script.Complete: self._complete,
@@ -269,14 +248,7 @@ class TrainingRun:
         return self._pods.of(job)
 
     def _up(self) -> None:
-        job = self._job()
-        pods = self._pods.of(job)
-        if "deletionTimestamp" in job["metadata"]:
-            return
-        if len(pods) != self._num_starting:  # some were deleted while they were starting
-            self._take_down(job)
-            self._later(_CONTROLLERS_S, self._next)
-            return
+        pods = self._pods.of(self._job())
         for pod in pods:
             self._pods.start(pod)
         self._alive = {pod["metadata"]["uid"] for pod in pods}
@@ -329,20 +301,21 @@ class TrainingRun:
         for pod in self._pods.of(job):
             self._store.delete(key_of(pod))
 
+    def _preempt(self, step: script.Preempted, job: Json) -> None:
+        self._script.insert(0, script.Queued(step.seconds))
+        self._kueue.preempt(job)
+
     def _queue(self, step: script.Queued, job: Json) -> None:
         self._kueue.wait(job, step.message)
         self._later(step.seconds, lambda: self._kueue.admit(self._job()))
 
     def _start_deadline(self, job: Json) -> None:
-        """Fail the job when the time since this admission is over, restarts or not."""
-        self._num_admissions += 1
-        admission, seconds = self._num_admissions, job["spec"].get("activeDeadlineSeconds")
+        """Fail the job when its time is over, restarts or not."""
+        seconds = job["spec"].get("activeDeadlineSeconds")
 
         def exceed() -> None:
-            job = self._store.get(*self._key)
-            if job and admission == self._num_admissions and not job["spec"].get("suspend") and not _is_finished(job):
-                self._take_down(job)
-                self._fail("DeadlineExceeded", "TrainJob exceeded its active deadline")
+            self._take_down(self._job())
+            self._fail("DeadlineExceeded", "TrainJob exceeded its active deadline")
 
         if seconds is not None:
             self._store.clock.call_in(seconds, exceed)

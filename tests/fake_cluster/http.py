@@ -90,7 +90,7 @@ class Fault:
     """A regular expression that is searched for in the path and query."""
     status: int = 0
     """Status of the answer instead, with the message."""
-    message: str = ""
+    message: str = "injected fault"
     retry_after_s: int = 0
     drop: str = ""
     """Close the connection without an answer, `before` the request has its effect or `after`."""

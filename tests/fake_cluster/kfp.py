@@ -14,8 +14,6 @@ from tests.fake_cluster.http import Answer, ApiError, Json, Request, Route, disp
 
 _API, _PODS, _ARTIFACTS = "/apis/v2beta1/", "/k8s/pod", "/artifacts/get"
 _FINISHED = {"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"}
-_STOPS_S, _KEPT_S = 5.0, 3600.0
-"""Time from the request to stop a run until it has stopped, and from then until its workflow and pods are deleted."""
 _PAGE_SIZE = 20
 _NEVER = "1970-01-01T00:00:00Z"
 _OPERATIONS = {1: operator.eq, "EQUALS": operator.eq, 9: operator.contains}
@@ -111,8 +109,6 @@ class KfpApi:
             history = run.setdefault("state_history", [])
             history.append({"state": state, "update_time": self.clock.stamp()})
             run["finished_at"] = self.clock.stamp() if state in _FINISHED else _NEVER
-            if state in _FINISHED:
-                self.clock.call_in(_KEPT_S, lambda: self._delete_workflow(run_id))
 
     def fire(self, recurring: Json, workflow: str) -> Json:
         """Start a run of a schedule, as when its time has come."""
@@ -206,13 +202,6 @@ class KfpApi:
         if run["state"] not in ("PENDING", "RUNNING", "PAUSED"):
             raise ApiError(400, f"Failed to terminate run {id_}: it is in the state {run['state']}")
         self.set_state(id_, "CANCELING")
-
-        def end() -> None:
-            # The state of a run is read from its workflow. A run that is stopped counts as failed.
-            if "recurring_run_id" not in run or id_ in self.workflows:
-                self.set_state(id_, "FAILED")
-
-        self.clock.call_in(_STOPS_S, end)
         return Answer({})
 
     def _create_recurring(self, request: Request) -> Answer:
@@ -226,24 +215,10 @@ class KfpApi:
         """Delete a schedule; its workflows belong to it, and go with their pods, of which its runs learn nothing."""
         _existing(self.recurring_runs, id_)
         for run_id in [run_id for run_id, run in self.runs.items() if run.get("recurring_run_id") == id_]:
-            self._delete_workflow(run_id)
+            workflow = self.workflows.pop(run_id)
+            self.pods = {pod: text for pod, text in self.pods.items() if not pod.startswith(workflow)}
         del self.recurring_runs[id_]
         return Answer({})
-
-    def _delete_workflow(self, run_id: str) -> None:
-        """Delete the workflow of a run with its pods, whose logs are in Argo's archive; nothing of one that goes on."""
-        run = self.runs.get(run_id, {})
-        is_retried = run.get("state") not in _FINISHED and "recurring_run_id" not in run
-        nodes = (run.get("run_details") or {}).get("task_details", [{}])[0].get("child_tasks", [{}])
-        workflow = self.workflows.pop(run_id, "") or nodes[0].get("pod_name", "").rpartition("-")[0]
-        if is_retried or not workflow:
-            return
-        day = run["created_at"][:10].replace("-", "/")
-        folder = f"private-artifacts/{run.get('namespace') or 'kubeflow'}/{workflow}/{day}"
-        for pod in [pod for pod in self.pods if pod.startswith(workflow)]:
-            text = self.pods.pop(pod)
-            if text is not None:
-                self.artifacts["minio", "mlpipeline", f"{folder}/{pod}/main.log"] = text
 
     def _switch(self, status: str, _: Request, id_: str) -> Answer:
         _existing(self.recurring_runs, id_)["status"] = status

@@ -22,9 +22,8 @@ _SET_BY_SERVER = ("resourceVersion", "uid", "creationTimestamp", "generation", "
 
 @dataclass
 class Access:
-    """The one user of the server."""
+    """What the one user of the server may do."""
 
-    user: str
     rules: list[Json] | None = None
     """PolicyRules as in a Role; with None everything is allowed."""
     cluster_rules: list[Json] = field(default_factory=list)
@@ -35,7 +34,7 @@ class Access:
         if not self.allows(verb, group, resource, namespace, name):
             scope = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
             action = f'cannot {verb} resource "{resource}" in API group "{group}" {scope}'
-            raise ApiError(403, f'{resource} "{name}" is forbidden: User "{self.user}" {action}')
+            raise ApiError(403, f'{resource} "{name}" is forbidden: User "runner" {action}')
 
     def allows(self, verb: str, group: str, resource: str, namespace: str, name: str) -> bool:
         """Tell whether some rule allows it; a Role allows nothing outside its namespace."""
@@ -52,9 +51,9 @@ class KubernetesApi:
 
     prefixes = ("/",)
 
-    def __init__(self, cluster: ScriptedCluster, namespace: str) -> None:
+    def __init__(self, cluster: ScriptedCluster) -> None:
         self._cluster, self._store = cluster, cluster.store
-        self.access = Access(f"system:serviceaccount:{namespace}:pipeline-runner")
+        self.access = Access()
 
     def refusal(self, _: Request, error: ApiError) -> Json | str:
         """Return a refusal as this API writes it."""

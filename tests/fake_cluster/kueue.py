@@ -14,21 +14,15 @@ class Kueue:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def queue(self, job: Json, job_set: Json) -> None:
+    def queue(self, job: Json) -> None:
         """A TrainJob with a queue is new."""
         metadata = job["metadata"]
         if QUEUE_LABEL not in metadata.get("labels", {}):
             return
-        pod_sets = [
-            {"name": each["name"], "count": inner["parallelism"] * each["replicas"], "template": inner["template"]}
-            for each in job_set["spec"]["replicatedJobs"]
-            for inner in (each["template"]["spec"],)
-        ]
-        spec = {"active": True, "podSets": pod_sets, "priority": 0, "queueName": metadata["labels"][QUEUE_LABEL]}
         made = {"name": _workload(job)[2], "namespace": metadata["namespace"], "ownerReferences": [reference_to(job)]}
         made["labels"] = {"kueue.x-k8s.io/job-uid": metadata["uid"]}
         kind = {"apiVersion": WORKLOADS.api_version, "kind": WORKLOADS.name}
-        self._store.create({**kind, "metadata": made, "spec": spec})
+        self._store.create({**kind, "metadata": made, "spec": {"queueName": metadata["labels"][QUEUE_LABEL]}})
 
     def wait(self, job: Json, message: str) -> None:
         """There is no room for a job, or no more."""
@@ -62,8 +56,7 @@ class Kueue:
         self._store.replace({**job, "spec": {**spec, **changes, "suspend": suspend}})
 
     def _say(self, job: Json, *conditions: Condition) -> None:
-        if QUEUE_LABEL in job["metadata"].get("labels", {}):
-            self._store.set_conditions(_workload(job), *conditions)
+        self._store.set_conditions(_workload(job), *conditions)
 
     def _has(self, job: Json, type_: str) -> bool:
         workload = self._store.get(*_workload(job)) or {}

@@ -130,12 +130,8 @@ class Pods:
         if current is None:
             return
         if state is not None:
-            running = "running" in state
-            static = {"imageID": "", "ready": running, "started": running, "restartCount": 0, "state": state}
-            containers = pod["spec"]["containers"]
-            status["containerStatuses"] = [
-                {"name": each["name"], "image": each.get("image", ""), **static} for each in containers
-            ]
+            names = [each["name"] for each in pod["spec"]["containers"]]
+            status["containerStatuses"] = [{"name": name, "state": state} for name in names]
         self._store.replace({**current, "spec": pod["spec"], "status": {**current["status"], **status}})
 
 

@@ -76,6 +76,4 @@ class Do:
 
 Step = Queued | Unschedulable | PullBackOff | Running | Preempted | NodeLost | Failed | Complete | Do
 Script = tuple[Step, ...]
-
 OUT_OF_MEMORY = Failed(exit_code=137, reason="OOMKilled")
-SUCCEEDS: Script = (Running(10, ("step 1", "step 2", "step 3")), Complete())

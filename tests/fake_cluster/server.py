@@ -57,7 +57,7 @@ class ApiServer:
         self.cluster = ScriptedCluster(self.store, namespace)
         self.registry = RegistryApi(self.clock)
         self.kfp = KfpApi(self.clock, namespaces=(namespace,))
-        self._kubernetes = KubernetesApi(self.cluster, namespace)
+        self._kubernetes = KubernetesApi(self.cluster)
         self.access = self._kubernetes.access
         self._mistakes: list[Exception] = []
         self._server = _Server(("127.0.0.1", 0), _RequestHandler)
@@ -96,10 +96,8 @@ class ApiServer:
 
     def answer(self, request: Request, fault: Fault) -> Answer:
         """Answer one request by the API that its path names, or as the fault wants."""
-        messages = {429: "too many requests, please try again later", 401: "Unauthorized"}
-        refused = ApiError(fault.status or 500, fault.message or messages.get(fault.status, "injected fault"))
         if fault.status:
-            return Answer(refused.status(), fault.status)
+            return Answer(ApiError(fault.status, fault.message).status(), fault.status)
         apis = (self.registry, self.kfp, self._kubernetes)
         api = next(each for each in apis if request.path.startswith(each.prefixes))
         try:

@@ -107,7 +107,7 @@ class Store:
         for each in owned:
             self.clock.call_in(_COLLECT_S, partial(self.delete, each, foreground=True))
         if is_running:
-            self.clock.call_in(_ENDS_S, partial(self._remove_if, key, document["metadata"]["uid"]))
+            self.clock.call_in(_ENDS_S, partial(self.remove, key))
 
     def remove(self, key: Key) -> None:
         """Remove an object at once, whatever its finalizers; what it owns is collected, what waits for it goes on."""
@@ -120,15 +120,11 @@ class Store:
         for other, document in list(self._objects.items()):
             metadata = document["metadata"]
             if metadata["uid"] in uids and "finalizers" in metadata and not self._owned_by(metadata["uid"]):
-                self.clock.call_in(_COLLECT_S, partial(self._remove_if, other, metadata["uid"]))
+                self.clock.call_in(_COLLECT_S, partial(self.remove, other))
 
     def listen(self, listener: Callable[[Change], None]) -> None:
         """Call a function with every later change."""
         self._listeners.append(listener)
-
-    def _remove_if(self, key: Key, uid: str) -> None:
-        if key in self._objects and self._objects[key]["metadata"]["uid"] == uid:
-            self.remove(key)
 
     def _write(self, type_: str, before: Json | None, document: Json) -> None:
         document["metadata"]["resourceVersion"] = str(next(self._numbers))

@@ -10,9 +10,9 @@ from kubernetes import client
 
 from tests.fake_cluster import ApiServer, Json, kinds, script
 from tests.fake_cluster.pods import job_set_of, pods_of
-from tests.pipelines.cluster.recorded import RECORDINGS
+from tests.pipelines.cluster.recorded import RECORDINGS, needs_recordings
 
-pytestmark = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
+pytestmark = needs_recordings
 GRACE = "terminationGracePeriodSeconds"
 DRAINED, QUEUED = "grpo-46381143-81562f1c", "grpo-7f6d9408-77fb"
 """Recorded jobs: the queue of one was stopped, drained and opened again; the other was admitted, and ended well."""

@@ -16,7 +16,7 @@ from components.shared.problem import Problem
 from components.train_grpo.judge import JudgeConfig, judge
 from pipelines.base_models import fetch_base_model
 from tests import tiny
-from tests.fake_cluster.processes import free_port
+from tests.cluster.processes import free_port
 from tests.pipelines.test_use import served, wait_for
 
 pytestmark = [pytest.mark.long(minutes=0.5), pytest.mark.timeout(1800)]

@@ -24,7 +24,7 @@ from components.shared.jsonl import write_rows
 from pipelines.run.screen import printable
 from pipelines.use import model_folder, problems_of, write_template
 from tests import chat_model, tiny
-from tests.fake_cluster.processes import free_port
+from tests.cluster.processes import free_port
 from tests.rollout.vllm_policies import QUESTIONS, policy
 
 _COMMAND = Path(sys.executable).with_name("grpo-pipeline")

@@ -1,5 +1,3 @@
-"""Preflight names what no node can hold, with amounts and key; what is busy is no problem."""
-
 import copy
 from typing import Any
 
@@ -54,7 +52,6 @@ def test_the_first_run_fits_a_small_node(server: ApiServer, form: Form) -> None:
             ["overrides.cluster.node_selector: no node has pool=b; values of pool on the nodes: "],
         ),
     ],
-    ids=["gpus", "memory", "gpu type", "selector"],
 )
 def test_what_no_node_holds_is_named(
     server: ApiServer, form: Form, values: Form, cluster: Json, lines: list[str]

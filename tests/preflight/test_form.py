@@ -1,5 +1,3 @@
-"""The run form: a params file taken apart into parameters, and put together again."""
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -111,10 +109,3 @@ def test_everything_wrong_is_named_by_its_parameter(form: Form) -> None:
     for beginning in beginnings:
         assert sum(line.startswith(beginning) for line in lines) == 1, (beginning, lines)
     assert not any("validate_data" in line for line in lines)
-
-
-def test_time_limits_fit_into_the_step(form: Form) -> None:
-    """Limits that add up to more than Kubernetes gives the step would end a training that is allowed to go on."""
-    form = with_overrides(form, cluster={"training_timeout_s": 30 * 24 * 3600})
-    (line,) = wrong_sections(_sections(form)[0])
-    assert line.startswith("overrides.cluster: the time limits add up to")

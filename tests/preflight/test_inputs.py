@@ -1,5 +1,3 @@
-"""What is known before the first stage: sections that contradict one another, and inputs that are missing."""
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,15 +1,16 @@
-"""Preflight against a cluster's API server and real git repositories: what is missing is named, all at once, soon."""
-
 import html
 import json
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from components.cluster.kube import Clock
+from components.preflight import component
+from components.preflight.config import load_params, stage_sections
 from components.preflight.form import Form
 from components.preflight.inputs import run_concurrently
 from components.preflight.preflight import preflight
@@ -29,6 +30,7 @@ from tests.preflight.conftest import (
     refused,
     with_overrides,
 )
+from tests.presets import ROOT
 
 
 def fast_clock() -> Clock:
@@ -70,6 +72,22 @@ def test_a_run_that_can_start_gets_its_sections(server: ApiServer, form: Form) -
     for name, section in made.sections.items():
         shown = json.dumps(section, indent=2, ensure_ascii=False)
         assert f"<summary>{name}</summary><pre>{shown}</pre>" in html.unescape(made.page)
+
+
+def test_the_task_hands_the_sections_on(server: ApiServer, form: Form, tmp_path: Path) -> None:
+    """The outputs are what a laptop's run has as parameters, and beside them what a cluster needs."""
+    page, task = SimpleNamespace(path=str(tmp_path / "page.html")), component.preflight
+    paths = {name: str(tmp_path / name) for name in task.component_spec.outputs if name != "configuration"}
+    task.python_func(**form, deployment=DEPLOYMENT.model_dump(mode="json"), **paths, configuration=page)
+    outputs = {name: Path(path).read_text() for name, path in paths.items()}
+    expected = stage_sections(load_params(ROOT / "params.yaml"))
+    for stage in ("train_grpo", "report", "register"):
+        expected[stage]["registry"] = "/work/registry"
+    assert {stage: json.loads(outputs.pop(f"{stage}_config")) for stage in expected} == expected
+    assert json.loads(outputs.pop("cluster_config"))["volume"] == "grpo-pipeline"
+    asked = {"evaluate_gpus": "1", "evaluate_memory": "7Gi", "evaluate_node_selector": "{}"}
+    assert outputs == {**asked, "evaluate_tolerations": "[]", "unchanged": "false"}
+    assert "<title>Configuration of this run</title>" in Path(page.path).read_text()
 
 
 def test_a_revision_becomes_a_commit_once(server: ApiServer, form: Form, repository: Path) -> None:
@@ -149,6 +167,7 @@ _FROM_FILES = {**GSM8K, "report": {"gate": {"target": ["gsm8k"]}}}
             *({}, {"train_grpo": {"sampling": {"max_new_tokens": 500}}}, {}),
             "overrides.train_grpo.sampling.max_new_tokens: 500 tokens after a prompt of up to 48 ",
         ),
+        ({}, {"cluster": {"training_timeout_s": 30 * 24 * 3600}}, {}, "overrides.cluster: the time limits add up to"),
         ({}, {"validate_data": {"min_test_rows": 10_000}}, {}, "overrides.validate_data.min_test_rows: is 10,000"),
         (
             *({}, {"train_grpo": {"reward": {"weights": {"no_such_module:reward": 1.0}}}}, {}),

@@ -1,5 +1,3 @@
-"""Runs that are to end if they would reproduce the newest version."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Memory of pods that run a model: enough for what is known to lie in it, and no more than small nodes have."""
-
 from typing import Any
 
 import pytest

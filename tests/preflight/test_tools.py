@@ -1,5 +1,3 @@
-"""Tools that fit neither the chat template of the base model nor the problems, before the first stage."""
-
 from pathlib import Path
 from typing import Any
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from tests.cluster.processes import free_port
+
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 BUCKET = "models"
 KEY, SECRET = "key", "secret-of-the-key"
@@ -37,7 +39,7 @@ class S3Server:
 def s3_server(folder: Path) -> Iterator[S3Server]:
     """Serve a folder as buckets, with one key that may do everything."""
     (folder / BUCKET).mkdir(parents=True)
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     rclone = Path(sys.executable).with_name("rclone")
     command = [str(rclone), "serve", "s3", str(folder), "--addr", address, "--auth-key", f"{KEY},{SECRET}"]
     with _running([*command, "--config", str(folder / "none.conf"), "--vfs-cache-mode", "off"], address):
@@ -62,7 +64,7 @@ class SSHServer:
 @contextmanager
 def ssh_server(folder: Path) -> Iterator[SSHServer]:
     """Serve a folder over SSH."""
-    port, keys, home = _free_port(), folder / "keys", folder / "home"
+    port, keys, home = free_port(), folder / "keys", folder / "home"
     for each in (keys, home / ".ssh", folder / "storage"):
         each.mkdir(parents=True, mode=0o700)
     for path in (keys / "host", home / ".ssh/id_ed25519"):
@@ -80,11 +82,6 @@ def ssh_server(folder: Path) -> Iterator[SSHServer]:
     command = [str(SSHD), "-D", "-e", "-f", str(keys / "sshd_config"), "-o", f"ListenAddress={address}"]
     with _running(command, address):
         yield SSHServer(folder / "storage", port, home)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from components.train_grpo.api import RETRIES
 from components.train_grpo.teacher import TeacherServer
 from components.train_grpo.worker import build_trainer
 from tests import chat_model, tiny
-from tests.fake_cluster.processes import free_port
+from tests.cluster.processes import free_port
 from tests.pipelines.test_use import wait_for
 from tests.policy import plain
 from tests.rollout.vllm_policies import policy, trainer_logprobs

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.fake_cluster import ApiServer, Json
 
 RECORDINGS = Path(__file__).parents[4] / "shared" / "recordings"
 """Beside the checkout, where there are any."""
+needs_recordings = pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"no recordings at {RECORDINGS}")
 _RUNS = "/apis/v2beta1/runs/"
 _NAME = "grpo-post-training-on-cluster"
 _PODS_OF_LOGS = {

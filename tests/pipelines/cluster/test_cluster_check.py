@@ -4,12 +4,10 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from components.shared.results import Record, Result
 from components.shared.work import locked_work
 from tests.pipelines.cluster.cluster_check import STEP, UPLOAD, cleaning
-from tests.pipelines.cluster.recorded import RECORDINGS
+from tests.pipelines.cluster.recorded import RECORDINGS, needs_recordings
 
 
 def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> None:
@@ -35,7 +33,7 @@ def test_only_what_the_check_made_is_removed_from_the_volume(tmp_path: Path) -> 
     assert all("1234567890" in path.read_text() or theirs in path.read_text() for path in left if path.is_file())
 
 
-@pytest.mark.skipif(not RECORDINGS.is_dir(), reason=f"{RECORDINGS} is not here")
+@needs_recordings
 def test_lines_that_are_read_are_those_of_real_logs() -> None:
     """Where Kubeflow's launcher puts a file, and how far GRPO is."""
     trained = UPLOAD.findall((RECORDINGS / "logs/train_sft-succeeded.txt").read_text())

@@ -13,18 +13,7 @@ from tests.k8s.rendered import ROOT, render, require_kubectl
 from tests.k8s.test_manifests import faults
 
 pytestmark = pytest.mark.slow
-GUIDES = (
-    "kubernetes",
-    "kubernetes-one-machine",
-    "kubernetes-pipelines",
-    "kubernetes-platform",
-    "kubernetes-kueue",
-    "kubeflow-ui",
-    "kubeflow-results",
-    "kubeflow-failed-run",
-    "cluster-check",
-    "troubleshooting",
-)
+GUIDES = (*sorted(path.stem for path in (ROOT / "docs/how-to").glob("kube*.md")), "cluster-check", "troubleshooting")
 _PRELUDE = r"""set -euo pipefail
 for program in docker kind grpo-pipeline; do eval "$program() { :; }"; done
 podman() { echo "docker.io/library/python@sha256:$(printf '0%.0s' {1..64})"; }

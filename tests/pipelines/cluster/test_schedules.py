@@ -186,7 +186,6 @@ def test_a_schedule_removed_now_takes_its_run_with_it(server: ApiServer, apply: 
     lines, _ = program("schedule", "remove", "weekly", "--now")
     assert (lines[0], lines[-1]) == (f"{WORKFLOW}  stopping", "weekly  removed")
     assert (server.kfp.recurring_runs, server.kfp.pods) == ({}, {})
-    server.clock.advance(3600)
     lines, _ = program("status", run_id)
     assert lines[0] == f"{WORKFLOW}  {run_id}  canceling"
     assert lines[-1].startswith("no pod of the run exists any more")
@@ -210,7 +209,6 @@ def test_a_change_waits_for_an_unfinished_run_of_the_previous_schedule(server: A
         ("0 0 2 * * 1", "At 02:00, only on Monday (UTC)", "Mon 2026-11-23 02:00:00 UTC"),
         ("30 15 2,14 * * *", "At 30 seconds past the minute, at 15 minutes", "Sun 2026-11-22 14:15:30 UTC"),
         ("0 0 0 1 */3 ?", "At 00:00, on day 1 of the month, every 3 months (UTC)", "Fri 2027-01-01"),
-        ("0 0 3 29 FEB *", "At 03:00, on day 29 of the month, only in February (UTC)", "Tue 2028-02-29 03:00:00 UTC"),
     ],
 )
 def test_a_schedule_is_described_in_words_and_times(text: str, meaning: str, first: str) -> None:
@@ -229,7 +227,6 @@ def test_a_schedule_is_described_in_words_and_times(text: str, meaning: str, fir
         ("@daily", 'day-of-week, such as "0 0 2 * * 1"'),
         ("* 0 2 * * *", "the first field is the second and must be one number, such as 0"),
         ("0 60 2 * * *", "out of range"),
-        ("0 0 */0 * * *", "step '0'"),
         ("0 0 2 31 FEB *", "never fires"),
         ("0 0 2 1 * MON", "a day of month and a day of week would fire on either; leave one at *"),
     ],
