@@ -224,9 +224,15 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
             if len(text) > _SHOWN_CHARACTERS:
                 text = f"{text[:_SHOWN_CHARACTERS]} [...]"
             end = "truncated" if scored.completion.truncated else scored.grade.why
-            answered = "" if scored.grade.extracted is None else f", answered {printable(scored.grade.extracted)[:80]}"
-            heading = f"{problem.id}, expected {problem.answer}{answered}: {scored.grade.verdict} ({end})"
+            expected = f"{problem.id}, expected {_in_one_line(problem.answer)}"
+            answered = f", answered {_in_one_line(scored.grade.extracted)}" if scored.grade.extracted else ""
+            heading = f"{expected}{answered}: {scored.grade.verdict} ({end})"
             yield f"{heading}\n{indent(text, '    ', lambda _: True)}"
+
+
+def _in_one_line(answer: str) -> str:
+    """The beginning of an answer, which may be a program or unit tests."""
+    return " ".join(printable(answer).split())[:80]
 
 
 def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:

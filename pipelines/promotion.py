@@ -64,7 +64,8 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
             if not passed:
                 failures.append(line)
                 if not force:
-                    cause, advice = line.partition(": ")[0], "--force promotes it anyway, and records the failure"
+                    advice = "--force promotes it anyway, and records the failure"
+                    cause = line.partition(": ")[0] if check == "Gate" else line  # the gate's reasons are long
                     raise PipelineError(f"{candidate.tag} is not promoted: {cause}; {advice}")
     if failures:
         record["Forced"] = "; ".join(failures)

@@ -160,6 +160,8 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
     error = _run(capsys, "promote", "candidate", "--reason", "by mistake", code=2)
     assert f"{NAME}@v0.0.3 is not promoted: it missed the gate; " in error
     assert "--force" in error
+    error = _run(capsys, "promote", "v0.0.1", "--reason", "older", "--champion-evaluation", "nowhere", code=2)
+    assert "is not promoted: nowhere: is not an evaluation" in error
     assert _champion(registry) == f"{NAME}@v0.0.2"
     shown = _run(capsys, "promote", "candidate", "--reason", "to see it", "--force")
     assert shown.count("FAILED") == 2
