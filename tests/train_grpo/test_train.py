@@ -25,12 +25,10 @@ from components.train_grpo.reference import Reference
 from components.train_grpo.train import sampling_services
 from components.train_grpo.worker import build_trainer
 from tests import tiny
+from tests.presets import ROOT
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
-
-ROOT = Path(__file__).parents[2]
-
 
 UNDECIDED = [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
 """Problems with one question and different solutions: a model fitted to them answers now this, now that."""
@@ -142,10 +140,7 @@ def test_the_largest_pass_comes_first_and_changes_nothing(verify: Verifier, monk
 
 
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
-    """The KL divergence is exactly zero there, and at no other step. So it does with a newly trained reward model.
-
-    That first learns from rollouts of the reference, then from each iteration but the last; a tenth of it is old.
-    """
+    """The KL is exactly zero there alone; a reward model learns from rollouts of the reference, then of iterations."""
     settings = {"num_iterations": 2, "num_steps": 4, "prompts_per_step": 1, "group_size": 18, "engine__zero_stage": 2}
     model = {**REWARD_MODEL, "initial_rollouts": 2}
     weights = {"accuracy": 1.0, "reward_model": 0.1}
