@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
-from components.policy.logprobs import LogprobModel
+from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.packing import TokenSequence
 from components.policy.padded import padded_because
 from tests import tiny
@@ -107,6 +107,14 @@ def scores_alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temp
         entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1).detach()  # as in training, where it is a metric alone
         scores.append(torch.stack([logprobs_S, entropy_S], dim=1))
     return torch.cat(scores)
+
+
+def logprobs(
+    scorer: LogprobModel, given: Sequence[TokenSequence], max_tokens: int = 500, *, padded: bool = False
+) -> Tensor:
+    """Return the log-probabilities of all sampled tokens, scored in micro-batches, in the order of the sequences."""
+    batches, num_tokens = tiny.batches(given, max_tokens, padded=padded), sum(each.num_sampled for each in given)
+    return completion_logprobs(scorer, batches, num_tokens)
 
 
 def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:
