@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.output_layer import TokenLogprobs
 from components.policy.packing import TokenSequence
 from components.policy.padded import padded_because
 from tests import tiny
@@ -110,11 +111,11 @@ def scores_alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temp
 
 
 def logprobs(
-    scorer: LogprobModel, given: Sequence[TokenSequence], max_tokens: int = 500, *, padded: bool = False
+    score: Callable[..., TokenLogprobs], given: Sequence[TokenSequence], max_tokens: int = 500, *, padded: bool = False
 ) -> Tensor:
     """Return the log-probabilities of all sampled tokens, scored in micro-batches, in the order of the sequences."""
     batches, num_tokens = tiny.batches(given, max_tokens, padded=padded), sum(each.num_sampled for each in given)
-    return completion_logprobs(scorer, batches, num_tokens)
+    return completion_logprobs(score, batches, num_tokens)
 
 
 def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:

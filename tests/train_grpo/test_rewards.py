@@ -77,7 +77,6 @@ def test_code_is_worth_the_share_of_the_tests_it_passes() -> None:
         (THINKING, "<think>1+1=2\n#### 2</think>", 0.0),
         (THINKING, "<think> \n</think>\nAs 1+1=2:\n#### 2", 0.0),
         (OPENED, "1+1=2</think>\n#### 2", 1.0),
-        (OPENED, " </think>1+1=2\n#### 2", 0.0),
         (OPENED, "<think>1+1=2</think>\n#### 2", 0.0),
     ],
 )
