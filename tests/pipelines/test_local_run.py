@@ -20,10 +20,7 @@ from pipelines.run.screen import Screen, Style
 
 
 def test_a_stage_is_announced_when_the_one_before_it_ends(tmp_path: Path) -> None:
-    """Its messages come below its header, and those of what helps it with their name; its error is one line.
-
-    Half a line of the journal is no event yet.
-    """
+    """Messages come below its header, those of a helper with its name; half a line of the journal is none yet."""
     path, screen = tmp_path / "journal.jsonl", io.StringIO()
     stages = ["prepare_data", "evaluate", "train_sft", "report"]
     tracker = Tracker(Screen(screen, screen), path.open("a+", encoding="utf-8"), stages)

@@ -48,10 +48,7 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_five_keys_lead_from_a_csv_and_a_model_to_the_report(project: Project) -> None:
-    """The file is accepted as it is; a run of smaller size trains, validates, compares and registers.
-
-    Every stage puts the same conversation to the model.
-    """
+    """The file is accepted as it is; in a run of smaller size every stage puts the same conversation to the model."""
     preview = project.pipeline("run", "--params", "mine.yaml", "--dry-run")
     assert preview.exit_code == 0, preview.errors
     sizes = [option for size in _SIZES for option in ("--set", size)]

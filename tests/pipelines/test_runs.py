@@ -120,10 +120,7 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
 
 
 def test_runs_are_compared(outputs: Path, program: Program) -> None:
-    """Keys that differ, accuracies and times side by side, and curves over common axes, each by its number.
-
-    A figure that no step has is refused with those there are.
-    """
+    """Keys that differ, accuracies and times side by side, and curves over common axes, each by its number."""
     for name, accuracies in ((FINISHED, (0.0, 0.5, 1.0)), (FAILED, (1.0, 0.5))):
         run = outputs / "runs" / name
         (run / "params.yaml").write_text(f"train_grpo: {{num_steps: {len(accuracies)}, group_size: 4}}")
@@ -159,10 +156,7 @@ def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, program: Program) -
 
 
 def test_a_removed_run_leaves_shared_files(outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only bytes without another link are freed; `latest` names a run that is left.
-
-    A running run stays, and any other without a yes.
-    """
+    """Only bytes without another link are freed; a running run stays, and any other without a yes."""
     finished, failed = outputs / "runs" / FINISHED, outputs / "runs" / FAILED
     (failed / "shared").write_bytes(bytes(1000))
     os.link(failed / "shared", finished / "shared")

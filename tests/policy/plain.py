@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint
 from components.policy.engine import Policy
-from components.policy.logprobs import LogprobModel
+from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.output_layer import TokenLogprobs
 from components.policy.packing import TokenSequence
 from components.policy.padded import padded_because
 from tests import tiny
@@ -107,6 +108,14 @@ def scores_alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temp
         entropy_S = -(logprobs_SV.exp() * logprobs_SV).sum(-1).detach()  # as in training, where it is a metric alone
         scores.append(torch.stack([logprobs_S, entropy_S], dim=1))
     return torch.cat(scores)
+
+
+def logprobs(
+    score: Callable[..., TokenLogprobs], given: Sequence[TokenSequence], max_tokens: int = 500, *, padded: bool = False
+) -> Tensor:
+    """Return the log-probabilities of all sampled tokens, scored in micro-batches, in the order of the sequences."""
+    batches, num_tokens = tiny.batches(given, max_tokens, padded=padded), sum(each.num_sampled for each in given)
+    return completion_logprobs(score, batches, num_tokens)
 
 
 def alone(model: PreTrainedModel, given: Sequence[TokenSequence], *, temperature: float) -> Measured:

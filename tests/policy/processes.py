@@ -27,10 +27,7 @@ LEARNING_RATE = 1e-3
 
 
 def _one_step(stage: int) -> dict[str, Any]:
-    """Take a step; return its metrics, the new weights and, in the main process, the gradient it was taken with.
-
-    The losses of micro-batches are parts of one sum over all tokens.
-    """
+    """Take a step; return its metrics, the new weights and, in the main process, the gradient it was taken with."""
     model = LogprobModel(plain.gpt2().float(), temperature=0.7)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     policy = Policy(model, tiny.engine_config(num_processes=processes, zero_stage=stage, max_gradient_norm=1e6))

@@ -26,10 +26,7 @@ CASES = {
 
 
 def _layout(sizes: list[tuple[int, list[int]]]) -> tuple[PackedLayout, Tensor]:
-    """The layout of such groups, and which token sees which, derived from the tokens themselves.
-
-    A token is 100 * group + 10 * completion (0 for the prompt) + place.
-    """
+    """The layout of such groups, and which token sees which; a token is 100 * group + 10 * completion + place."""
 
     def tokens(group: int, completion: int, length: int) -> tuple[int, ...]:
         return tuple(100 * group + 10 * completion + place for place in range(length))

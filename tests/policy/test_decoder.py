@@ -1,5 +1,6 @@
 """Decoders of the usual kind compute what transformers computes, to train and, with packed weights, to sample."""
 
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -20,12 +21,8 @@ from components.policy.packed_weights import packed_weights
 from components.policy.packing import MicroBatch, TokenSequence, pack
 
 _SHAPE: dict[str, Any] = {
-    "vocab_size": 600,
-    "hidden_size": 256,
-    "intermediate_size": 640,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    **{"vocab_size": 600, "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 3},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
 }
 _ROUNDING = 2e-5
 """Of logits of about one, in float32, after three layers."""
@@ -61,13 +58,10 @@ def test_outputs_and_gradients_are_those_of_transformers(kind: str, places: bool
     hidden_UM = Decoder(model.get_decoder())(ids_T, positions_T, batch.layout, places_U if places else None)
     torch.testing.assert_close(hidden_UM, expected_UM, rtol=1e-10, atol=1e-10)
     factors_UM = torch.randn(expected_UM.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    parameters = dict(model.get_decoder().named_parameters())
-    exact, computed = (
-        torch.autograd.grad((factors_UM * each).sum(), list(parameters.values())) for each in (expected_UM, hidden_UM)
-    )
-    for name, gradient, exact_gradient in zip(parameters, computed, exact, strict=True):
-        assert exact_gradient.abs().max() > 0, name
-        torch.testing.assert_close(gradient, exact_gradient, rtol=1e-9, atol=1e-10, msg=name)
+    parameters = list(model.get_decoder().parameters())
+    exact, computed = (torch.autograd.grad((factors_UM * each).sum(), parameters) for each in (expected_UM, hidden_UM))
+    assert all(each.abs().max() > 0 for each in exact)
+    torch.testing.assert_close(computed, exact, rtol=1e-9, atol=1e-10)
 
 
 def test_gradients_of_float32_are_those_of_float64_up_to_rounding(kind: str) -> None:
@@ -98,19 +92,14 @@ def test_an_output_layer_in_half_precision_is_converted_once(dtype: torch.dtype)
     assert (computed - expected).abs().max() < _ROUNDING
 
 
-@pytest.mark.parametrize("changed", ["recomputation", "sharding", "bfloat16"])
-def test_a_decoder_that_trains_in_another_way_computes_by_itself(changed: str) -> None:
+@pytest.mark.parametrize(
+    "change", [recompute_layers, nn.Module.bfloat16, lambda decoder: setattr(decoder.embed_tokens.weight, "ds_id", 0)]
+)
+def test_a_decoder_that_trains_in_another_way_computes_by_itself(change: Callable[[Any], object]) -> None:
     """Recomputation and shards of weights are matters of the module itself."""
-    model = _model("qwen3").train()
-    decoder: Any = model.get_decoder()
+    decoder = _model("qwen3").train().get_decoder()
     assert is_supported_in_training(decoder)
-    match changed:
-        case "recomputation":
-            recompute_layers(decoder)
-        case "sharding":
-            decoder.embed_tokens.weight.ds_id = 0
-        case _:
-            model.bfloat16()
+    change(decoder)
     assert not is_supported_in_training(decoder)
 
 
@@ -128,33 +117,29 @@ def test_logits_are_those_of_float64_up_to_rounding(kind: str) -> None:
     assert (computed.double() - expected).abs().max() < _ROUNDING
 
 
+def _adapt(model: PreTrainedModel, layer: Any) -> None:
+    add_adapters(model, LoraConfig(rank=4, alpha=8, targets=["all-linear"]), seed=0)
+    nn.init.normal_(layer.mlp.up_proj.lora_B["default"].weight)
+
+
 @pytest.mark.parametrize(
-    "changed", ["hook", "forward", "adapters", "layers", "norm", "dtype", "epsilon", "norm of heads"]
+    "change",
+    [
+        _adapt,
+        lambda _, layer: layer.register_forward_hook(lambda _module, _inputs, output: 2 * output),
+        lambda _, layer: setattr(layer.mlp.up_proj, "forward", lambda rows: 2 * rows @ layer.mlp.up_proj.weight.T),
+        lambda model, _: setattr(model.config, "num_hidden_layers", 2),
+        lambda _, layer: setattr(layer, "input_layernorm", nn.LayerNorm(256)),
+        lambda _, layer: setattr(layer.input_layernorm.weight, "data", torch.full((256,), 2, dtype=torch.bfloat16)),
+        lambda _, layer: setattr(layer.self_attn.k_norm, "variance_epsilon", 1.0),
+        lambda _, layer: setattr(layer.self_attn, "q_norm", nn.LayerNorm(64)),
+    ],
 )
-def test_a_decoder_that_was_changed_computes_by_itself(changed: str) -> None:
+def test_a_decoder_that_was_changed_computes_by_itself(change: Callable[[PreTrainedModel, Any], object]) -> None:
     """Whatever was put into it, or in place of a part of it, takes effect."""
     model = _model("qwen3")
     plain = _logits(model)
-    layer: Any = model.get_decoder().layers[1]
-    match changed:
-        case "hook":
-            layer.register_forward_hook(lambda _module, _inputs, output: 2 * output)
-        case "forward":
-            layer.mlp.up_proj.forward = lambda rows: 2 * nn.functional.linear(rows, layer.mlp.up_proj.weight)
-        case "adapters":
-            add_adapters(model, LoraConfig(rank=4, alpha=8, targets=["all-linear"]), seed=0)
-            with torch.no_grad():
-                layer.mlp.up_proj.lora_B["default"].weight.normal_()
-        case "layers":
-            model.config.num_hidden_layers = 2
-        case "norm":
-            layer.input_layernorm = nn.LayerNorm(256)
-        case "dtype":
-            layer.input_layernorm.weight.data = 2 * layer.input_layernorm.weight.data.bfloat16()
-        case "epsilon":
-            layer.self_attn.k_norm.variance_epsilon = 1.0
-        case _:
-            layer.self_attn.q_norm = nn.LayerNorm(64)
+    change(model, model.get_decoder().layers[1])
     assert not is_supported_in_training(model.get_decoder())
     with torch.no_grad():
         expected = _logits(model)

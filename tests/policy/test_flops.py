@@ -14,16 +14,9 @@ NUM_PAIRS = 6 + 3 + 1 + 3 * 3 + 10
 @pytest.mark.parametrize("tied", [False, True])
 def test_operations_by_hand(tied: bool) -> None:
     """Two layers of 576 weights on 10 tokens, an output layer of 80 on 5, and 29 pairs for 2 heads of 6."""
-    config = Qwen3Config(
-        vocab_size=10,
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=6,
-        tie_word_embeddings=tied,
-    )
+    sizes = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6}
+    config = Qwen3Config(**sizes, **heads, tie_word_embeddings=tied)
     layer = 8 * 12 + 8 * 6 + 8 * 6 + 12 * 8 + 3 * 8 * 12
     products = 2 * layer * 10 + 8 * 10 * 5
     attention = 2 * (6 + 6) * 2 * 2 * NUM_PAIRS  # both products, over both heads and both layers

@@ -11,10 +11,7 @@ from transformers import PreTrainedModel
 
 from components.policy import output_layer
 from components.policy.engine import recompute_layers
-from components.policy.output_layer import (
-    TokenHead,
-    TokenLogprobs,
-)
+from components.policy.output_layer import TokenHead, TokenLogprobs
 from tests.policy import plain
 
 SEQUENCES = plain.sequences()
@@ -86,8 +83,7 @@ def test_the_head_is_a_softmax_over_all_logits(
     assert torch.equal(logprobs_N, actual[0])
     assert bool(entropy_N.isnan().all())
     gradients, exact_gradients = (_gradients(each[0], inputs) for each in (actual, expected))
-    for values, exact in zip((*actual, *gradients), (*expected, *exact_gradients), strict=True):
-        torch.testing.assert_close(values, exact, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close([*actual, *gradients], [*expected, *exact_gradients], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 4, 100])
@@ -109,8 +105,7 @@ def test_the_gradient_of_a_loss_of_tokens_is_that_of_their_scores(
     actual = TokenHead(layer, temperature=temperature)(hidden_ND, target_N, token_loss)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     gradients, exact_gradients = (torch.autograd.grad(factor * each, inputs) for each in (actual, expected))
-    for gradient, exact in zip(gradients, exact_gradients, strict=True):
-        torch.testing.assert_close(gradient, exact, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, exact_gradients, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, "rounded products"])

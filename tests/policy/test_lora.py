@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint, save
 from components.policy.config import LoraConfig
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters, copy_merged_weights, merged_state_dict, save_adapters
 from components.rollout.vllm.verification import weights_in
 from components.shared.config import validate
@@ -35,11 +35,7 @@ def _scatter(model: PreTrainedModel) -> None:
 
 
 def _logprobs(model: PreTrainedModel) -> Tensor:
-    """The log-probabilities of random completion tokens, in the order of the sequences."""
-    sequences = plain.sequences()
-    batches = tiny.batches(sequences, 30)
-    num_tokens = sum(len(each.completion_ids) for each in sequences)
-    return completion_logprobs(LogprobModel(model, temperature=1.0), batches, num_tokens)
+    return plain.logprobs(LogprobModel(model, temperature=1.0), plain.sequences(), 30)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

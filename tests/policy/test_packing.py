@@ -62,12 +62,7 @@ def _context(batch: MicroBatch, place: int) -> list[int]:
 def test_packing_keeps_contexts_limits_and_prompts(
     sizes: list[tuple[int, list[list[tuple[int, int]]]]], max_tokens: int, step: int
 ) -> None:
-    """Each sampled token is predicted once, at the token before it, which sees its prompt and what precedes.
-
-    What an environment wrote is seen like all the rest, and not predicted. No micro-batch exceeds the limit unless it
-    is a single sequence, and no token is repeated or padding but for the prompts of groups that alone exceed the limit.
-    Sequences that were not selected are in no micro-batch, but count in `token_N` and `sequence_N`.
-    """
+    """Each sampled token of the selected is predicted once; only prompts of groups beyond the limit are repeated."""
     sequences = _trajectories(sizes)
     selected = range(len(sequences))[::step]
     targets = {}

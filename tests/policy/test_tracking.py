@@ -1,6 +1,4 @@
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +13,7 @@ from components.shared.environment import JOURNAL_VARIABLE, POD_VARIABLE, TRAINE
 from components.shared.errors import StoppedError
 from components.shared.live import LIVE, STEPS
 from tests.train_grpo.settings import grpo_config
+from tests.train_grpo.test_slow_rewards import answering
 
 ROWS: list[dict[str, float | None]] = [
     {"step": step, "reward": step / 8, "kl": None if step == 1 else step / 1024, "step_s": 0.5} for step in range(1, 5)
@@ -31,9 +30,9 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _train(work: Path, *, start: int, stop: int, ends: bool = True, **tracking: Any) -> None:
+def _train(work: Path, *, start: int, stop: int, ends: bool = True, every_steps: int = 4, **tracking: Any) -> None:
     """Report the steps after `start` up to `stop`, of a training that is resumed if steps are finished."""
-    config = grpo_config(num_steps=4, tracking=tracking)
+    config = grpo_config(num_steps=4, checkpoint__every_steps=every_steps, tracking=tracking)
     completions = [{"step": row["step"], "completion": "#### 2"} for row in ROWS]
     try:
         with training_log("train_grpo", config, _MAIN, work, ROWS[:start], completions[:start]) as log:
@@ -133,17 +132,13 @@ def test_a_training_logs_into_the_run_of_kubeflow(work: Path, server: str, monke
     client = MlflowClient(server)
     experiment = client.create_experiment("kubeflow")
     attempts = [client.create_run(experiment).info.run_id for _ in range(2)]
-    config = grpo_config(num_steps=4, checkpoint__every_steps=2)
     for run_id, start in zip(attempts, (0, 2), strict=True):
         with monkeypatch.context() as pod:
             variables = {"MLFLOW_RUN_ID": run_id, "MLFLOW_TRACKING_URI": server}
             for name, value in {**variables, POD_VARIABLE: "train-grpo"}.items():
                 pod.setenv(name, value)
             live.begin(work, "train_grpo")
-        completions = [{"step": row["step"], "completion": "#### 2"} for row in ROWS]
-        with training_log("train_grpo", config, _MAIN, work, ROWS[:start], completions[:start]) as log:
-            for row, completion in zip(ROWS[start : start + 3], completions[start : start + 3], strict=False):
-                log.step(row, [completion])
+        _train(work, start=start, stop=min(start + 3, 4), every_steps=2)
     for run_id, last in zip(attempts, (3, 4), strict=True):
         logged = [(metric.step, metric.value) for metric in client.get_metric_history(run_id, "reward")]
         assert sorted(logged) == sorted((step, step / 8) for step in range(1, last + 1))
@@ -154,28 +149,15 @@ def test_a_training_logs_into_the_run_of_kubeflow(work: Path, server: str, monke
 
 def test_the_status_of_a_job_has_its_progress(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kubeflow Trainer's own models read it: percent, time left and the last figures."""
-    sent: list[tuple[str, bytes]] = []
-
-    class Trainer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            sent.append((self.headers["Authorization"], self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
     (tmp_path / "token").write_text("s3cr3t\n")
     monkeypatch.setattr("components.policy.tracking._JobStatus._EVERY_S", 0.0)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Trainer) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        values = (f"http://127.0.0.1:{http.server_port}/status", str(tmp_path / "ca.crt"), str(tmp_path / "token"))
+    with answering([(200, {})] * 3) as (url, sent):
+        values = (f"{url}/status", str(tmp_path / "ca.crt"), str(tmp_path / "token"))
         for name, value in zip(TRAINER_VARIABLES, values, strict=True):
             monkeypatch.setenv(name, value)
         _train(work, start=0, stop=3, ends=False)
-        http.shutdown()
-    assert {token for token, _ in sent} == {"Bearer s3cr3t"}
-    read = [TrainerV1alpha1UpdateTrainJobStatusRequest.from_json(body.decode()) for _, body in sent]
+    assert {request["key"] for request in sent} == {"Bearer s3cr3t"}
+    read = [TrainerV1alpha1UpdateTrainJobStatusRequest.from_dict(request) for request in sent]
     statuses = [request.trainer_status for request in read if request and request.trainer_status]
     assert [status.progress_percentage for status in statuses] == [25, 50, 75]
     assert all((status.estimated_remaining_seconds or 0) >= 0 and status.last_updated_time for status in statuses)

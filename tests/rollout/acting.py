@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,16 +21,17 @@ from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
 from components.policy.checkpoint import Checkpoint
 from components.policy.padded import use_padded_rows
-from components.rollout.sampler import Completion, Sampling
+from components.rollout.sampler import Completion, Sampler, Sampling
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ChatConfig, ModelConfig
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig, find_calls
+from tests import tiny
 
 WORDS = ["<end>", "<stop>", "```python\n", "```output\n", "\n```\n", "\n", "1", "2", "3", "+", "a", "b", "...", "?"]
 MAX_TURNS, CONTEXT = 5, 60
 QUESTIONS = ["1+2", "a", "3+3+1+2", "b?"]
-
+PROBLEMS = tiny.asked(QUESTIONS)
 
 _SIZES: dict[str, Any] = {
     **{"vocab_size": len(WORDS), "bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0},
@@ -53,15 +55,9 @@ def qwen3() -> PreTrainedModel:
 
 def mistral() -> PreTrainedModel:
     """Two heads of queries share one of keys."""
-    changes: dict[str, Any] = {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "sliding_window": None,
-        "initializer_range": 0.4,
-    }
-    return transformers.MistralForCausalLM(
-        transformers.MistralConfig(**{**_SIZES, **changes, "eos_token_id": 2, "pad_token_id": None})
-    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "initializer_range": 0.4}
+    config = transformers.MistralConfig(**{**_SIZES, **heads, "eos_token_id": 2, "pad_token_id": None})
+    return transformers.MistralForCausalLM(config)
 
 
 def qwen3_next() -> PreTrainedModel:
@@ -249,9 +245,22 @@ class Naive:
         assert (completion.failure is not None) == (self.end == "failed")
 
 
-def same_tokens(
-    plain: Checkpoint, problem: Problem, sampling: Sampling, completion: Completion, context: int = CONTEXT
-) -> Naive:
-    """Return the trajectory in which the model writes what it wrote in a completion; `plain` samples nothing itself."""
-    ids = completion.tokens.sampled_ids
-    return Naive.run(plain, problem, sampling, lambda place, _: ids[place], context)
+def generate(sampler: Sampler, sampling: Sampling) -> list[Completion]:
+    """Return the completions of all problems, one group after the other."""
+    return list(chain.from_iterable(sampler.generate(PROBLEMS, sampling)))
+
+
+def require_true(
+    completions: Sequence[Completion], plain: Checkpoint, sampling: Sampling, context: int = CONTEXT
+) -> set[str]:
+    """Fail unless each is what the tokens that it sampled make it to be; return how they end."""
+
+    def reference(problem: Problem, ids: Sequence[int]) -> Naive:
+        return Naive.run(plain, problem, sampling, lambda place, _: ids[place], context)
+
+    problems = [problem for problem in PROBLEMS for _ in range(sampling.num_samples)]
+    pairs = zip(problems, completions, strict=True)
+    references = [reference(problem, completion.tokens.sampled_ids) for problem, completion in pairs]
+    for each, completion in zip(references, completions, strict=True):
+        each.require(completion)
+    return {each.end for each in references}

@@ -1,8 +1,6 @@
 """Trajectories whose chat template rewrites the history: several branches, each exactly what was read and sampled."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,16 +8,17 @@ import torch
 from transformers import PreTrainedModel
 
 from components.policy.checkpoint import Checkpoint, create
-from components.policy.logprobs import LogprobModel, completion_logprobs
-from components.rollout.sampler import Completion, Sampling
+from components.policy.logprobs import LogprobModel
+from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import AnsweredTurn
 from components.shared.model import ModelConfig
 from components.shared.tools import NEXT_ANSWER
 from tests import chat_model, tiny
 from tests.chat_model import CALLING, CHATML, REASONING
+from tests.policy import plain
 from tests.rollout import acting
-from tests.rollout.acting import QUESTIONS, ActingEnvironments
+from tests.rollout.acting import ActingEnvironments
 
 FORGETTING = """\
 {%- for message in messages -%}
@@ -28,25 +27,14 @@ FORGETTING = """\
 {%- endfor -%}
 """
 """Leaves out the thoughts of earlier turns."""
-PROBLEMS = tiny.asked(QUESTIONS)
 
 
 def _forgetful(make: Callable[[], PreTrainedModel] = acting.mistral) -> Checkpoint:
     return acting.checkpoint(make, FORGETTING, b="</think>")
 
 
-def _sampling(**changes: object) -> Sampling:
-    return acting.sampling(ActingEnvironments(), **{"temperature": 1.0, "max_new_tokens": 40, **changes})
-
-
-def _require_true(groups: Sequence[Sequence[Completion]], plain: Checkpoint, sampling: Sampling) -> None:
-    """Fail unless each completion is what the model's tokens make it to be, and some have forked once or twice."""
-    for problem, group in zip(PROBLEMS, groups, strict=True):
-        for completion in group:
-            acting.same_tokens(plain, problem, sampling, completion).require(completion)
-    every = [each for group in groups for each in group]
-    assert {0, 1, 2} <= {len(each.tokens.forks) for each in every}
-    assert any(len(each.turns) > 1 + len(each.tokens.forks) for each in every), "what was not rewritten goes on"
+def _sampling(environments: ActingEnvironments, **changes: object) -> Sampling:
+    return acting.sampling(environments, **{"temperature": 1.0, "max_new_tokens": 40, **changes})
 
 
 @pytest.mark.parametrize(
@@ -56,10 +44,12 @@ def _require_true(groups: Sequence[Sequence[Completion]], plain: Checkpoint, sam
 )
 def test_forked_trajectories_are_those_of_a_reference(make: Callable[[], PreTrainedModel], max_batch_size: int) -> None:
     """Each next prompt is what transformers writes, and each token has the log-probability after that prompt."""
-    sampling, environments = _sampling(), ActingEnvironments()
-    sampling = replace(sampling, environments=environments)  # type: ignore[arg-type]
-    groups = TransformersSampler(_forgetful(make), max_batch_size).generate(PROBLEMS, sampling)
-    _require_true(groups, _forgetful(make), sampling)
+    environments = ActingEnvironments()
+    sampling = _sampling(environments)
+    completions = acting.generate(TransformersSampler(_forgetful(make), max_batch_size), sampling)
+    acting.require_true(completions, _forgetful(make), sampling)
+    assert {0, 1, 2} <= {len(each.tokens.forks) for each in completions}
+    assert any(len(each.turns) > 1 + len(each.tokens.forks) for each in completions), "what was not rewritten goes on"
     assert environments.open == 0
 
 
@@ -68,12 +58,12 @@ def test_forked_trajectories_are_those_of_a_reference(make: Callable[[], PreTrai
 )
 def test_recorded_logprobs_are_those_of_the_trainer(make: Callable[[], PreTrainedModel], num_samples: int) -> None:
     """In micro-batches of any composition, in the order in which the tokens were sampled."""
-    checkpoint, sampling = _forgetful(make), _sampling(num_samples=num_samples)
-    completions = list(chain(*TransformersSampler(checkpoint, 64).generate(PROBLEMS, sampling)))
+    checkpoint, sampling = _forgetful(make), _sampling(ActingEnvironments(), num_samples=num_samples)
+    completions = acting.generate(TransformersSampler(checkpoint, 64), sampling)
     assert any(each.tokens.forks for each in completions)
     recorded_M = torch.tensor([logprob for each in completions for logprob in each.logprobs]).double()
-    batches = tiny.batches([each.tokens for each in completions], 300, padded=checkpoint.is_padded)
-    scored_M = completion_logprobs(LogprobModel(checkpoint.model, temperature=1.0), batches, len(recorded_M))
+    scorer, tokens = LogprobModel(checkpoint.model, temperature=1.0), [each.tokens for each in completions]
+    scored_M = plain.logprobs(scorer, tokens, 300, padded=checkpoint.is_padded)
     assert float((scored_M - recorded_M).abs().max()) < 1e-5
 
 

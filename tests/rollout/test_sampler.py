@@ -7,7 +7,7 @@ import torch
 
 from components.grading.verifier import Reason, Verdict, Verifier
 from components.policy.checkpoint import Checkpoint
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.rollout import decoding
 from components.rollout.cache import GroupCache
@@ -17,6 +17,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.tools import NEXT_ANSWER
 from tests import tiny
+from tests.policy import plain
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:5]), "Tom has 3?"]
 
@@ -85,8 +86,7 @@ def test_recorded_logprobs_are_those_of_the_trainer(dtype: torch.dtype, largest:
     assert lengths == [len(completion.logprobs) for completion in completions]
     assert len(set(lengths)) > 5
     scorer = LogprobModel(checkpoint.model, temperature=temperature)
-    batches = tiny.batches([completion.tokens for completion in completions], 500)
-    scored_M = completion_logprobs(scorer, batches, sum(lengths))
+    scored_M = plain.logprobs(scorer, [completion.tokens for completion in completions])
     recorded_M = torch.tensor([logprob for completion in completions for logprob in completion.logprobs]).double()
     assert float((scored_M - recorded_M).abs().max()) < largest
 

@@ -46,10 +46,7 @@ def _drawn(client: VllmServers, questions: list[str] = QUESTIONS, seed: int = 1)
 
 
 def test_a_group_is_one_request_for_the_exact_distribution(fakes: list[FakeVllm]) -> None:
-    """Each group is requested at once, by its tokens, with nothing that would change the distribution.
-
-    The completions of two groups share no seed, though vLLM counts up from each; all depend on the seed alone.
-    """
+    """By its tokens; the completions of two groups share no seed, though vLLM counts up from that of each request."""
 
     def seeds(seed: int) -> dict[tuple[int, ...], int]:
         fakes[0].calls.clear()

@@ -27,8 +27,7 @@ from tests.rollout.vllm_policies import Words
 
 
 def _generate(checkpoint: Checkpoint, sampling: Sampling, max_batch_size: int = 64) -> list[Completion]:
-    groups = TransformersSampler(checkpoint, max_batch_size).generate(tiny.asked(QUESTIONS), sampling)
-    return [completion for group in groups for completion in group]
+    return acting.generate(TransformersSampler(checkpoint, max_batch_size), sampling)
 
 
 def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list[Naive]:
@@ -42,7 +41,7 @@ def _references(make: Callable[[], PreTrainedModel], sampling: Sampling) -> list
             plain, problem, sampling, lambda place, share_V: int((share_V.cumsum(-1) <= uniform_T[place]).sum())
         )
 
-    pairs = zip(tiny.asked(QUESTIONS), uniform_PGT, strict=True)
+    pairs = zip(acting.PROBLEMS, uniform_PGT, strict=True)
     return [run(problem, uniform_T) for problem, uniform_GT in pairs for uniform_T in uniform_GT]
 
 

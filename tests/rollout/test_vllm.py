@@ -7,11 +7,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -23,7 +24,15 @@ from components.rollout.vllm.servers import VllmServers
 from components.shared.errors import RetryableError
 from tests import tiny
 from tests.cluster.processes import ROOT, is_gone, listeners, wait_until
-from tests.rollout.vllm_policies import QUESTIONS, largest_difference, policy, sampler, servers_config, trainer_logprobs
+from tests.rollout.vllm_policies import (
+    QUESTIONS,
+    difference,
+    drawn,
+    largest_difference,
+    policy,
+    servers_config,
+    trainer_logprobs,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -80,35 +89,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         shutil.rmtree(temporary)
 
 
-def _generate(
-    run: Run, engine: VllmServers | None = None, questions: Sequence[str] = QUESTIONS, **settings: Any
-) -> list[Completion]:
-    """The completions of all questions, one group after the other."""
-    sampling = Sampling(**{"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1, **settings})
-    groups = sampler(engine or run.client, run.policies[0]).generate(tiny.asked(questions), sampling)
-    return [completion for group in groups for completion in group]
-
-
-def _difference(completions: Sequence[Completion], made: Checkpoint, temperature: float = 1.0) -> float:
-    """The largest difference of a token's log-probability from the one that the trainer computes."""
-    exact = trainer_logprobs(made, [completion.tokens for completion in completions], temperature)
-    return largest_difference([list(completion.logprobs) for completion in completions], exact)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_are_those_of_the_trainer(run: Run, temperature: float) -> None:
     """For the sampled tokens at the same temperature."""
-    completions = _generate(run, temperature=temperature)
+    completions = drawn(run.client, run.policies[0], temperature=temperature)
     prompts = [completion.tokens.prompt_ids for completion in completions[::6]]
     assert prompts == [run.policies[0].prompt_ids(question) for question in QUESTIONS]
-    assert _difference(completions, run.policies[0], temperature) < 1e-4
+    assert difference(completions, run.policies[0], temperature) < 1e-4
     assert len({len(completion.tokens) for completion in completions}) > 5
 
 
 def test_greedy_decoding_is_that_of_transformers(run: Run) -> None:
     """At temperature 0 both samplers give the same tokens."""
     greedy = Sampling(num_samples=1, temperature=0.0, max_new_tokens=30, seed=1)
-    completions = _generate(run, **asdict(greedy))
+    completions = drawn(run.client, run.policies[0], **asdict(greedy))
     groups = TransformersSampler(run.policies[0], 64).generate(tiny.asked(QUESTIONS), greedy)
     assert [each.tokens for each in completions] == [each.tokens for (each,) in groups]
     logprobs = [[list(each.logprobs) for each in completions], [list(each.logprobs) for (each,) in groups]]
@@ -130,17 +124,18 @@ def test_weights_are_replaced_while_others_sample(run: Run) -> None:
     """Each completion is sampled from the old or from the new weights throughout; no cache of the old is used."""
     other = VllmServers([run.url], servers_config())
     completions: list[Completion] = []
-    settings: dict[str, Any] = {"num_samples": 4, "max_new_tokens": 120, "seed": 5}
-    sampling = threading.Thread(target=lambda: completions.extend(_generate(run, other, QUESTIONS * 2, **settings)))
+    settings = {"num_samples": 4, "max_new_tokens": 120, "seed": 5}
+    draw = partial(drawn, other, run.policies[0], QUESTIONS * 2, **settings)
+    sampling = threading.Thread(target=lambda: completions.extend(draw()))
     sampling.start()
     time.sleep(0.1)
     run.client.set_weights(1, run.folders[1])
     other._folder, other._version = run.folders[1], "1"
     sampling.join()
-    differences = [[_difference([each], policy) for policy in run.policies] for each in completions]
+    differences = [[difference([each], policy) for policy in run.policies] for each in completions]
     assert all(min(each) < 1e-4 < max(each) for each in differences)
-    after = _generate(run)
-    assert _difference(after, run.policies[1]) < 1e-4
+    after = drawn(run.client, run.policies[0])
+    assert difference(after, run.policies[1]) < 1e-4
     sequences = [completion.tokens for completion in [*completions, *after]]
     scores = run.client.score(sequences, 1.0)[run.url]
     assert largest_difference(scores, trainer_logprobs(run.policies[1], sequences, 1.0)) < 1e-4
@@ -152,8 +147,8 @@ def test_a_client_that_sent_nothing_knows_the_new_version(run: Run) -> None:
     for version, made in ((2, 0), (3, 1)):
         run.client.set_weights(version, run.folders[made])
         other.set_weights(version, None)
-        completions = _generate(run, other, num_samples=4, max_new_tokens=40, seed=version)
-        assert _difference(completions, run.policies[made]) < 1e-4
+        completions = drawn(other, run.policies[0], num_samples=4, max_new_tokens=40, seed=version)
+        assert difference(completions, run.policies[made]) < 1e-4
     assert all(is_local for pid in _processes(run.temporary) for is_local in listeners(pid).values())
     assert not listeners(_server(run))
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):

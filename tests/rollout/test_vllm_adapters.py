@@ -10,12 +10,10 @@ from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
 from components.policy.config import LoraConfig
 from components.policy.lora import add_adapters, save_adapters
-from components.rollout.sampler import Sampling
 from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.servers import VllmServers
 from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights, weights_in
-from tests import tiny
-from tests.rollout.vllm_policies import QUESTIONS, VLLM, beside, largest_difference, policy, sampler, trainer_logprobs
+from tests.rollout.vllm_policies import VLLM, beside, difference, drawn, largest_difference, policy, trainer_logprobs
 
 _CONFIG = VllmConfig.model_validate({**VLLM, "start_deadline_s": 300, "synchronise": "adapters"})
 _STEP = 1e-6
@@ -49,13 +47,10 @@ def _moved(checkpoint: Checkpoint, folder: Path, version: int, size: float) -> P
 
 def _differences(checkpoint: Checkpoint, engine: VllmServers) -> list[float]:
     """The largest differences from the trainer's log-probabilities, of sampled tokens and of those it is asked for."""
-    settings = Sampling(num_samples=4, temperature=1.0, max_new_tokens=30, seed=1)
-    groups = sampler(engine, checkpoint).generate(tiny.asked(QUESTIONS), settings)
-    completions = [completion for group in groups for completion in group]
-    exact = trainer_logprobs(checkpoint, [completion.tokens for completion in completions], 1.0)
-    scores = engine.score([completion.tokens for completion in completions], 1.0)
-    drawn = [list(completion.logprobs) for completion in completions]
-    return [largest_difference(each, exact) for each in (drawn, *scores.values())]
+    completions = drawn(engine, checkpoint)
+    tokens = [completion.tokens for completion in completions]
+    exact, scores = trainer_logprobs(checkpoint, tokens, 1.0), engine.score(tokens, 1.0)
+    return [difference(completions, checkpoint), *(largest_difference(each, exact) for each in scores.values())]
 
 
 @pytest.mark.slow

@@ -15,41 +15,21 @@ from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint, ReadObservation
-from components.rollout.sampler import Completion, Sampling
+from components.rollout.sampler import Sampling
 from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.servers import Request, VllmServers
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
-from tests import tiny
 from tests.cluster.processes import wait_until
 from tests.rollout import acting
-from tests.rollout.acting import QUESTIONS, ActingEnvironments
+from tests.rollout.acting import PROBLEMS, ActingEnvironments
 from tests.rollout.fake_vllm import FakeVllm
 from tests.rollout.vllm_policies import VLLM, Words, beside, sampler, servers_config
 from tests.train_grpo.own_weights import OwnWeights
 
-PROBLEMS = tiny.asked(QUESTIONS)
 _VLLM_CONTEXT = acting.CONTEXT - 4
 """Less than the model's."""
-
-
-def _generate(engine: VllmServers, checkpoint: Checkpoint, sampling: Sampling) -> list[Completion]:
-    groups = sampler(engine, checkpoint).generate(PROBLEMS, sampling)
-    return [completion for group in groups for completion in group]
-
-
-def _require_true(
-    completions: Sequence[Completion], plain: Checkpoint, sampling: Sampling, context: int = acting.CONTEXT
-) -> set[str]:
-    """Fail unless each is what the model's tokens make it to be; return how they end."""
-    ends = set()
-    for number, completion in enumerate(completions):
-        problem = PROBLEMS[number // sampling.num_samples]
-        reference = acting.same_tokens(plain, problem, sampling, completion, context)
-        reference.require(completion)
-        ends.add(reference.end)
-    return ends
 
 
 @pytest.fixture
@@ -65,8 +45,8 @@ def test_trajectories_are_those_of_a_naive_reference(own_weights: OwnWeights) ->
     """What is sampled after a call, by an engine that does not notice it, is dropped."""
     chance, environments = random.Random(1), ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.01]))
     sampling = acting.sampling(environments)
-    completions = _generate(own_weights, acting.checkpoint(acting.qwen3), sampling)
-    ends = _require_true(completions, acting.checkpoint(acting.qwen3), sampling)
+    completions = acting.generate(sampler(own_weights, acting.checkpoint(acting.qwen3)), sampling)
+    ends = acting.require_true(completions, acting.checkpoint(acting.qwen3), sampling)
     assert ends == {"failed", "done", "turns", "tokens", "context"}
     assert environments.open == 0
     assert len({each.tokens for each in completions}) > len(completions) / 2
@@ -106,7 +86,7 @@ def test_a_slow_environment_holds_up_no_other_trajectory(fakes: list[FakeVllm]) 
     client = VllmServers([fake.url for fake in fakes], servers_config(request_deadline_s=10, lost_deadline_s=10))
     environments = cast(Environments, _OneIsSlow())
     sampling = Sampling(num_samples=3, temperature=0.7, max_new_tokens=9, seed=1, environments=environments)
-    completions = _generate(client, cast(Checkpoint, _Acting()), sampling)
+    completions = acting.generate(sampler(client, cast(Checkpoint, _Acting())), sampling)
     observed = tuple(b"no [2]")
     for completion in completions:
         assert completion.tokens.completion_ids == (2, 1, *observed, 2, 1, *observed, 2, 1)
@@ -137,11 +117,11 @@ def test_trajectories_by_vllm_are_those_of_a_naive_reference(vllm: VllmServers) 
     """While requests come and go, with calls that vLLM stops at by its tokenizer."""
     chance, environments = random.Random(1), ActingEnvironments(delay_s=lambda: chance.choice([0.0, 0.01, 0.1]))
     sampling, plain = acting.sampling(environments), acting.checkpoint(acting.qwen3)
-    completions = _generate(vllm, acting.checkpoint(acting.qwen3), sampling)
-    assert _require_true(completions, plain, sampling, _VLLM_CONTEXT) >= {"failed", "done", "turns"}
+    completions = acting.generate(sampler(vllm, acting.checkpoint(acting.qwen3)), sampling)
+    assert acting.require_true(completions, plain, sampling, _VLLM_CONTEXT) >= {"failed", "done", "turns"}
     assert any(turn.text.endswith("\n```\n") for completion in completions for turn in completion.turns)
     assert len({each.tokens for each in completions}) > len(completions) / 2
-    assert all(each.num_tokens for each in _generate(vllm, plain, acting.sampling()))
+    assert all(each.num_tokens for each in acting.generate(sampler(vllm, plain), acting.sampling()))
 
 
 @pytest.mark.slow

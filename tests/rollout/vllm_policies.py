@@ -1,5 +1,6 @@
 """Policies for vLLM, and what the trainer says of their tokens."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import torch
 
 from components.policy.checkpoint import Checkpoint, create
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
+from components.rollout.sampler import Completion, Sampling
 from components.rollout.vllm.config import ServersConfig, VllmConfig
 from components.rollout.vllm.process import server_beside
 from components.rollout.vllm.sampler import VllmSampler
@@ -16,6 +18,7 @@ from components.rollout.vllm.servers import VllmServers
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.model import ModelConfig
 from tests import tiny
+from tests.policy import plain
 
 QUESTIONS = [*(problem.question for problem in tiny.PROBLEMS[:3]), "Tom has 3 apples. " * 60]
 """The last is long enough for vLLM to keep its prefix: on CPUs it keeps blocks of 128 tokens."""
@@ -39,16 +42,29 @@ def policy(seed: int, *, tied: bool = False) -> Checkpoint:
 
 def trainer_logprobs(checkpoint: Checkpoint, sequences: list[TokenSequence], temperature: float) -> list[list[float]]:
     """What the trainer says of each completion token."""
-    lengths = [len(sequence.completion_ids) for sequence in sequences]
-    batches = tiny.batches(sequences, 2000)
-    scores_M = completion_logprobs(LogprobModel(checkpoint.model, temperature=temperature), batches, sum(lengths))
-    return [part.tolist() for part in scores_M.split(lengths)]
+    scores_M = plain.logprobs(LogprobModel(checkpoint.model, temperature=temperature), sequences, 2000)
+    return [part.tolist() for part in scores_M.split([len(sequence.completion_ids) for sequence in sequences])]
 
 
 def largest_difference(one: list[list[float]], other: list[list[float]]) -> float:
     """Return the largest difference of log-probabilities of the same tokens."""
     pairs = [pair for left, right in zip(one, other, strict=True) for pair in zip(left, right, strict=True)]
     return max(abs(left - right) for left, right in pairs)
+
+
+def drawn(
+    engine: VllmServers, checkpoint: Checkpoint, questions: Sequence[str] = QUESTIONS, **settings: Any
+) -> list[Completion]:
+    """Return the completions of all questions, one group after the other."""
+    sampling = Sampling(**{"num_samples": 6, "temperature": 1.0, "max_new_tokens": 25, "seed": 1, **settings})
+    groups = sampler(engine, checkpoint).generate(tiny.asked(questions), sampling)
+    return [completion for group in groups for completion in group]
+
+
+def difference(completions: Sequence[Completion], checkpoint: Checkpoint, temperature: float = 1.0) -> float:
+    """Return the largest difference of a token's log-probability from the one that the trainer computes."""
+    exact = trainer_logprobs(checkpoint, [completion.tokens for completion in completions], temperature)
+    return largest_difference([list(completion.logprobs) for completion in completions], exact)
 
 
 class Words:

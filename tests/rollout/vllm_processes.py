@@ -16,21 +16,10 @@ from torch import Tensor, nn
 
 from components.policy import checkpoint as checkpoints
 from components.policy.lora import merged_state_dict
-from components.rollout.sampler import Sampling
 from components.rollout.vllm.config import VllmConfig
 from components.rollout.vllm.process import vllm_servers
 from components.rollout.vllm.verification import StaleWeightsError, shapes, verify_weights
-from tests import tiny
-from tests.rollout.vllm_policies import (
-    QUESTIONS,
-    VLLM,
-    beside,
-    largest_difference,
-    policy,
-    sampler,
-    servers_config,
-    trainer_logprobs,
-)
+from tests.rollout.vllm_policies import VLLM, beside, difference, drawn, policy, servers_config
 
 STEP = 1e-6
 """The learning rate: what a step of Adam moves each weight by."""
@@ -51,15 +40,11 @@ def engine(path: str) -> None:
     for number, made in enumerate(policies):
         checkpoints.save(made, folder / str(number))
     started = beside(folder / "0", config, folder)
-    sampling = Sampling(num_samples=2, temperature=1.0, max_new_tokens=16, seed=1)
     differences = []
     for number, made in enumerate(policies):
         if number:
             started.set_weights(number, folder / str(number))
-        groups = sampler(started, made).generate(tiny.asked(QUESTIONS), sampling)
-        completions = [completion for group in groups for completion in group]
-        exact = trainer_logprobs(made, [completion.tokens for completion in completions], 1.0)
-        differences.append(largest_difference([list(each.logprobs) for each in completions], exact))
+        differences.append(difference(drawn(started, made), made))
     started.close()
     print(json.dumps(differences))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from components.policy.attention import use_packed_attention
 from components.policy.checkpoint import Checkpoint, load
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.rollout.decoding import Decoding
 from components.rollout.sampler import Sampling
@@ -21,6 +21,7 @@ from components.rollout.vllm.config import Synchronise, WeightsBy
 from components.rollout.vllm.servers import Request, SampledTokens, Submit, VllmServers
 from components.rollout.vllm.verification import weights_in
 from tests import tiny
+from tests.policy.plain import logprobs
 
 
 class OwnWeights(VllmServers):
@@ -92,8 +93,7 @@ class OwnWeights(VllmServers):
     def score(self, sequences: Sequence[TokenSequence], temperature: float) -> dict[str, list[list[float]]]:
         """See `VllmServers`."""
         scorer = LogprobModel(self._model, temperature=temperature)
-        numbers = [(tiny.batches([each], 1000), len(each.completion_ids)) for each in sequences]
-        return {"a copy": [completion_logprobs(scorer, *each).tolist() for each in numbers]}
+        return {"a copy": [logprobs(scorer, [each], 1000).tolist() for each in sequences]}
 
     def sleep(self) -> None:
         """Hold no memory of a GPU."""

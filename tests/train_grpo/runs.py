@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def run(
-    folder: Path, problems: Sequence[Problem], reference: Path, /, held_out: Sequence[Problem] = (), **changes: Any
+    folder: Path, problems: Sequence[Problem], reference: Path, held_out: Sequence[Problem] = (), /, **changes: Any
 ) -> dict[str, float]:
     """Run the stage with its problems and outputs in a folder; return its metrics."""
     outputs = {name: folder / name for name in ("policy", "training", "timings")}

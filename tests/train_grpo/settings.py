@@ -20,10 +20,7 @@ def reward_model_config(**changes: Any) -> TrainGRPOConfig:
 
 
 def grpo_config(**changes: Any) -> TrainGRPOConfig:
-    """Return settings for the tiny model, with `changes`: values by key, `section__key` for one in a section.
-
-    A single process does without DeepSpeed, which takes seconds to import.
-    """
+    """Return settings for the tiny model, with `changes`: values by key, `section__key` for one in a section."""
     fields: dict[str, Any] = {
         "num_steps": 3,
         "prompts_per_step": 3,
@@ -35,6 +32,7 @@ def grpo_config(**changes: Any) -> TrainGRPOConfig:
         "sampling": {"max_new_tokens": 16, "max_batch_size": 64},
         "sampler": {"max_mismatch": 1e-3},
         "checkpoint": {**tiny.CHECKPOINT},
+        # A single process does without DeepSpeed, which takes seconds to import.
         "engine": tiny.engine_config(zero_stage=2 if "engine__num_processes" in changes else 0).model_dump(),
     }
     for path, value in changes.items():

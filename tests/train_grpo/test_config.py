@@ -1,7 +1,6 @@
 import re
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
@@ -13,10 +12,10 @@ from components.preflight.config import Params
 from components.shared.config import models_of, without_operational
 from components.shared.tools import ARGUMENTS
 from components.train_grpo.config import ImportanceWeightConfig, TrainGRPOConfig
+from tests.presets import ROOT
 from tests.train_grpo.groups import CHECKED
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
-ROOT = Path(__file__).parents[2]
 STEPS = {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"}
 ADAPTERS = {"synchronise": "adapters"}
 OVERLONG = {"reward__weights": {"overlong": 1}}

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils import parameters_to_vector
 
 from components.policy.engine import Policy
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.train_grpo.reference import Reference
 from components.train_grpo.scoring import Group
@@ -80,8 +80,7 @@ def test_ten_steps_give_the_weights_of_the_file(one_file: ModuleType, name: str)
         groups = _rollout(step)
         experience = make_experience(config, groups, torch.device("cpu"))
         if config.loss.kl.coefficient:
-            batches, num_tokens = tiny.batches(experience.sequences_B, 60), len(experience.advantages_M)
-            experience.reference_logprobs_M = completion_logprobs(scorer, batches, num_tokens)
+            experience.reference_logprobs_M = plain.logprobs(scorer, experience.sequences_B, 60)
         minibatches = split_minibatches(config, experience, ranks=policy.ranks)
         update(config, policy, minibatches, experience, 0.01)
 

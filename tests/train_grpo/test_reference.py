@@ -49,10 +49,7 @@ def compare_with_adapters(config: TrainGRPOConfig, *, folder: Path) -> dict[str,
 
 @pytest.mark.slow
 def test_the_policy_without_its_adapters_is_the_reference(tmp_path: Path) -> None:
-    """However far training has moved the adapters, which go on learning: to the last bit in bf16.
-
-    In fp32 up to rounding, as the copy, which has no adapters, is computed by fewer operators.
-    """
+    """However far training has moved the adapters; in fp32 up to rounding: the copy is computed by fewer operators."""
     config, work = grpo_config(engine__num_processes=2, engine__lora=LORA), tmp_path / "work"
     result = run_ranks(compare_with_adapters, config, {"folder": tmp_path}, num_processes=2, work=work, grace_s=1)
     for name in ENGINES:

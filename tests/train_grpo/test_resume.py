@@ -51,10 +51,7 @@ PLACEMENTS = {0: "replicated", 2: "offloaded", 3: "sharded"}
 
 
 def run_both(config: TrainGRPOConfig, *, problems: Path, reference: Path, folder: Path) -> dict[str, float]:
-    """Train into folder/straight, and stopped after step 3 and resumed into folder/resumed.
-
-    Once for each stage of ZeRO that has a folder; only the last process is stopped.
-    """
+    """For each stage of ZeRO that has a folder, train in it twice: straight, and stopped after step 3 and resumed."""
     for stage, placement in PLACEMENTS.items():
         each = folder / f"zero_{stage}"
         if each.is_dir():
@@ -155,12 +152,7 @@ def test_a_run_with_an_environment_resumes_with_the_trajectories_sampled_ahead(
 
 @pytest.mark.slow
 def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
-    """Under ZeRO 0, 2 and 3, though only one of them got the request.
-
-    What they learn does not depend on the stage, nor their KL divergence on where the reference is.
-
-    The result is the policy of the first step, since all validations find the same: it is read from its checkpoint.
-    """
+    """Though only one got the request; what is learned depends on neither ZeRO's stage nor where the reference is."""
     for stage in PLACEMENTS:
         (tmp_path / f"zero_{stage}").mkdir()
     rewards = {"reward__weights": {**SHORTNESS, "reward_model": 0.1}, "reward__model": REWARD_MODEL}

@@ -92,18 +92,6 @@ def _flat(model: RewardModel) -> torch.Tensor:
         return torch.cat([parameter.detach().flatten() for parameter in model.model.parameters()])
 
 
-def _saved(model: RewardModel, folder: Path) -> TrainingCheckpoint:
-    """Return a checkpoint of the model's tensors in a folder."""
-    folder.mkdir(exist_ok=True)
-    tensors = model.tensors()
-    if model.engine.ranks.is_main:
-        for name, of_name in tensors.items():
-            save_file(of_name, folder / f"{name}.safetensors")
-        torch.save({}, folder / "values.pt")
-    model.engine.ranks.barrier("a checkpoint")
-    return TrainingCheckpoint(folder)
-
-
 # Scoring and training -------------------------------------------------------------------------------------------------
 
 
@@ -283,11 +271,16 @@ def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict
         changed = config.model_copy(update={"engine": config.engine.model_copy(update={"zero_stage": stage})})
         model = RewardModel(changed, config.reward.model.model_copy(update={"base": str(base)}), tiny.checkpoint())
         figures = model.fit(rows, num_new=10, seed=1)
-        _saved(model, folder / f"{ranks.world_size}-{stage}")
+        checkpoint, tensors = folder / f"{ranks.world_size}-{stage}", model.tensors()
+        checkpoint.mkdir(exist_ok=True)
+        if ranks.is_main:
+            for name, of_name in tensors.items():
+                save_file(of_name, checkpoint / f"{name}.safetensors")
+            torch.save({}, checkpoint / "values.pt")
         # The last process has nothing to score where there are two.
         shard = slice(0, 0 if ranks.rank else len(_SEQUENCES))
         scores, weights = model.score(_SEQUENCES[shard], _STEPS[shard]), _flat(model)
-        model.save(folder / f"{ranks.world_size}-{stage}" / "classifier")
+        model.save(checkpoint / "classifier")
         result = {"figures": figures, "scores": scores, "weights": weights}
         torch.save(result, folder / f"{ranks.world_size}-{stage}-{ranks.rank}.pt")
     return {}

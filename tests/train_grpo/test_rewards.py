@@ -77,7 +77,6 @@ def test_code_is_worth_the_share_of_the_tests_it_passes() -> None:
         (THINKING, "<think>1+1=2\n#### 2</think>", 0.0),
         (THINKING, "<think> \n</think>\nAs 1+1=2:\n#### 2", 0.0),
         (OPENED, "1+1=2</think>\n#### 2", 1.0),
-        (OPENED, " </think>1+1=2\n#### 2", 0.0),
         (OPENED, "<think>1+1=2</think>\n#### 2", 0.0),
     ],
 )
@@ -421,10 +420,7 @@ def test_a_custom_reward_may_compare_a_group(checkpoint: Checkpoint, score: Scor
 def test_a_reward_that_raises_leaves_its_completion_without_any(
     checkpoint: Checkpoint, score: Score, custom: Custom, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others keep theirs; the failure says which reward, what and where, and is printed once.
-
-    It is not asked for a masked completion, which has no reward and is not unscorable.
-    """
+    """The others keep theirs, masked ones are not asked for; the failure says what and where, and is printed once."""
     name = custom(_raise(KeyError("nothing\nhere")))
     weights = {"accuracy": 1.0, name: 2.0}
     responses = ["#### 6", "#### 7", "#### 8", "#### 77", *_responses(checkpoint, "#### 7", finished=False)]

@@ -275,10 +275,7 @@ def test_weights_change_after_all_processes_have_prefetched() -> None:
 
 
 def test_staleness_is_bounded_and_does_not_depend_on_where_is_sampled(make: Make, tmp_path: Path) -> None:
-    """Each rollout is from the newest weights of every so many steps; servers change when it is sampled, not what.
-
-    A resumed run goes on with the rollouts that were sampled ahead.
-    """
+    """Servers change when a rollout is sampled, not what; a resumed run goes on with those that were sampled ahead."""
     sampled_from = [0, 0, 0, 2]
     settings = {**OVERLAP, "sampler__max_staleness": 2, "num_steps": 4, "prompts_per_step": 1}
     rows, saved = [], dict[str, Any]()

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from components.grading.verifier import Verifier
 from components.policy import output_layer
 from components.policy.checkpoint import save
-from components.policy.logprobs import LogprobModel, completion_logprobs
+from components.policy.logprobs import LogprobModel
 from components.policy.output_layer import TeacherTerm
 from components.policy.packing import TokenSequence
 from components.policy.padded import use_padded_rows
@@ -108,8 +108,7 @@ def test_a_student_comes_closer_to_its_teacher_without_any_reward(
 
     def score(_: TeacherServer, sequences_B: Sequence[TokenSequence], indices: set[int]) -> Tensor:
         assert indices == {*range(len(sequences_B))}
-        num_tokens = sum(each.num_sampled for each in sequences_B)
-        return completion_logprobs(scorer, tiny.batches(sequences_B, 100), num_tokens)
+        return plain.logprobs(scorer, sequences_B, 100)
 
     monkeypatch.setattr(TeacherServer, "logprobs", score)
     divergence = _distilled(verify, tmp_path, server)

@@ -20,26 +20,17 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl
 from components.shared.environment import SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.problem import Problem
 from components.train_grpo.reference import Reference
 from components.train_grpo.train import sampling_services
 from components.train_grpo.worker import build_trainer
 from tests import tiny
+from tests.presets import ROOT
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.runs import rows, run
 from tests.train_grpo.settings import REWARD_MODEL, SERVERS, grpo_config
 
-ROOT = Path(__file__).parents[2]
-
-
 UNDECIDED = [tiny.problem(3, id=f"sums/train/{n}", solution=f"#### {answer}") for n, answer in enumerate((6, 6, 8, 9))]
 """Problems with one question and different solutions: a model fitted to them answers now this, now that."""
-
-
-def _run(folder: Path, problems: list[Problem], reference: Path, /, **changes: Any) -> list[dict[str, Any]]:
-    """Run the stage; return the rows of its curves."""
-    run(folder, problems, reference, **changes)
-    return rows(folder)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +57,8 @@ def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path) -
     }
     engine = {"engine__zero_stage": 3, "engine__gradient_checkpointing": True, "engine__micro_batch_tokens": 10_000}
     settings = {"num_steps": 20, "prompts_per_step": 1, "group_size": 16, **dapo, **engine}
-    curves = _run(tmp_path, [tiny.problem(3), tiny.problem(3, id="again")], reference, **settings)
+    run(tmp_path, [tiny.problem(3), tiny.problem(3, id="again")], reference, **settings)
+    curves = rows(tmp_path)
     assert 0.2 < sum(row["accuracy"] for row in curves[:2]) / 2 < 0.8
     assert sum(row["accuracy"] for row in curves[-3:]) / 3 > 0.8
     assert (curves[0]["ratio_min"], curves[0]["ratio_max"]) == (1.0, 1.0)
@@ -79,11 +71,11 @@ def test_grpo_learns_to_give_the_right_answer(tmp_path: Path, reference: Path) -
 def test_a_profile_has_the_phases_of_its_step(tmp_path: Path, reference: Path) -> None:
     """Of the steps that are named, and of the next one where a file asks for it; the result is that of any run."""
     settings = {"num_steps": 3, "prompts_per_step": 1, "reward__weights": SHORTNESS}
-    _run(tmp_path / "plain", UNDECIDED, reference, **settings)
+    run(tmp_path / "plain", UNDECIDED, reference, **settings)
     profiled = tmp_path / "profiled"
     (profiled / "work" / "live").mkdir(parents=True)
     (profiled / "work" / "live" / "profile").touch()
-    _run(profiled, UNDECIDED, reference, **settings, profile_steps=[3])
+    run(profiled, UNDECIDED, reference, **settings, profile_steps=[3])
     traces = sorted((profiled / "training" / "profile").iterdir())
     assert [trace.name for trace in traces] == ["step-000001.json.gz", "step-000003.json.gz"]
     for trace in traces:
@@ -142,14 +134,12 @@ def test_the_largest_pass_comes_first_and_changes_nothing(verify: Verifier, monk
 
 
 def test_a_new_iteration_begins_with_the_policy_as_its_reference(tmp_path: Path, reference: Path) -> None:
-    """The KL divergence is exactly zero there, and at no other step. So it does with a newly trained reward model.
-
-    That first learns from rollouts of the reference, then from each iteration but the last; a tenth of it is old.
-    """
+    """The KL is exactly zero there alone; a reward model learns from rollouts of the reference, then of iterations."""
     settings = {"num_iterations": 2, "num_steps": 4, "prompts_per_step": 1, "group_size": 18, "engine__zero_stage": 2}
     model = {**REWARD_MODEL, "initial_rollouts": 2}
     weights = {"accuracy": 1.0, "reward_model": 0.1}
-    curves = _run(tmp_path, [tiny.problem(3)], reference, **settings, reward__weights=weights, reward__model=model)
+    run(tmp_path, [tiny.problem(3)], reference, **settings, reward__weights=weights, reward__model=model)
+    curves = rows(tmp_path)
     assert [row["kl"] == 0.0 for row in curves] == [True, False, True, False]
     trained = rows(tmp_path, "reward_model")
     assert [(row["iteration"], row["reward_model_examples"]) for row in trained] == [(0, 36), (1, 40)]
@@ -161,7 +151,7 @@ def test_a_run_without_a_learning_signal_fails(tmp_path: Path, reference: Path) 
     for limit, message in ((2, "in the last 2 steps"), (2, "in the last 2 steps"), (9, "in any step of the run")):
         settings = {"num_steps": 4, "prompts_per_step": 1, "reward__max_steps_without_signal": limit}
         with pytest.raises(PipelineError, match=f"no learning signal {message}"):
-            _run(tmp_path, [tiny.problem(3, answer="12345")], reference, **settings)
+            run(tmp_path, [tiny.problem(3, answer="12345")], reference, **settings)
         step = 4 if limit == 9 else 2
         assert [path.name for path in (tmp_path / "work/checkpoints").glob("step-*")] == [f"step-00000{step}"]
 
@@ -184,7 +174,8 @@ def test_a_custom_reward_needs_one_function_and_one_line(
     weights = yaml.safe_load(_example("yaml"))["train_grpo"]["reward"]["weights"]
     weights["tests.train_grpo.groups:patient"] = 0.0
     settings = {"prompts_per_step": 1, "group_size": 16, "logged_completions_per_step": 16}
-    curves = _run(tmp_path, [tiny.problem(3)], reference, **settings, reward__weights=weights)
+    run(tmp_path, [tiny.problem(3)], reference, **settings, reward__weights=weights)
+    curves = rows(tmp_path)
     assert [row["step"] for row in curves] == [1, 2, 3]
     timings = [row for _, row in jsonl.read_rows(tmp_path / "timings" / "timings.jsonl")]
     phases = ("sampling_s", "scoring_s", "reference_s", "update_s")
@@ -215,7 +206,7 @@ def test_a_run_stops_where_a_reward_fails_too_often(
     name = "raising_rewards:twice"
     weights = {name: 1.0, "reward_model": 1.0}
     with pytest.raises(PipelineError, match=r"100% of the 12 .* AttributeError: .* \(raising_rewards\.py, line 2\)"):
-        _run(tmp_path, tiny.PROBLEMS, reference, reward__weights=weights, reward__model=REWARD_MODEL)
+        run(tmp_path, tiny.PROBLEMS, reference, reward__weights=weights, reward__model=REWARD_MODEL)
 
 
 def test_on_a_cluster_weights_are_exchanged_through_the_volume(tmp_path: Path) -> None:

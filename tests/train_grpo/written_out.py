@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from components.policy.packing import TokenSequence
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.update import Experience
+from tests.policy.plain import scores_alone
 
 
 def is_sampled(sequence: TokenSequence) -> list[bool]:
@@ -19,18 +20,9 @@ def is_sampled(sequence: TokenSequence) -> list[bool]:
 
 def plain_scores(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the sampled tokens, from the full logits of each branch alone."""
-    parts = [_scores_of_branch(model, branch) for branch in sequence.branches]
-    logprobs, entropies = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    branches = [scores_alone(model, [branch], temperature=1.0)[is_sampled(branch)] for branch in sequence.branches]
+    logprobs, entropies = torch.cat(branches).double().T
     return logprobs, entropies
-
-
-def _scores_of_branch(model: PreTrainedModel, sequence: TokenSequence) -> tuple[Tensor, Tensor]:
-    start = len(sequence.prompt_ids)
-    logits_TV = model(torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])).logits[0].double()
-    logprobs_TV = torch.log_softmax(logits_TV, dim=-1)[start - 1 : -1]
-    chosen_T = torch.stack([logprobs_TV[t, token] for t, token in enumerate(sequence.completion_ids)])
-    sampled_T = torch.tensor(is_sampled(sequence))
-    return chosen_T[sampled_T], -(logprobs_TV.exp() * logprobs_TV).sum(dim=-1)[sampled_T]
 
 
 def plain_loss(config: TrainGRPOConfig, experience: Experience, model: PreTrainedModel) -> Tensor:
