@@ -5,6 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from components.policy.checkpoint import Checkpoint, create, load, save
+from components.rollout.sampler import Sampling
+from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.chat import prompt_format
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
@@ -173,3 +175,11 @@ def test_a_model_that_chats_may_answer_in_a_sentence() -> None:
     given = [chat, chat | {"answer": "boxed"}, chat | tools, {"base": "model"}]
     answers = ["last_sentence", "boxed", "declared", "declared"]
     assert [ModelConfig.model_validate(values).answer for values in given] == answers
+
+
+def test_a_response_to_a_prompt_that_opens_a_thought_begins_inside_it(tmp_path: Path) -> None:
+    """So a thought that does not end has no answer, whatever stands in it."""
+    sampling = Sampling(num_samples=1, temperature=0.0, max_new_tokens=3, seed=1)
+    for checkpoint, start in ((_checkpoint(chat_model.write(tmp_path, REASONING)), "<think>"), (tiny.checkpoint(), "")):
+        ((completion,),) = TransformersSampler(checkpoint, 4).generate(tiny.PROBLEMS[:1], sampling)
+        assert completion.response == start + completion.text

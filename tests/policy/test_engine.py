@@ -1,8 +1,10 @@
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from components.policy.config import LoraConfig
 from components.policy.engine import NonFiniteError, Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.lora import add_adapters
+from components.policy.parallel import Ranks
 from tests import tiny
 from tests.policy import plain, processes
 
@@ -212,3 +215,18 @@ def test_a_step_depends_on_neither_processes_nor_sharding(measured: list[dict[in
     before = dict(LogprobModel(plain.gpt2(), temperature=1.0).named_parameters())
     moved = max(float((weight - before[name].detach()).abs().max()) for name, weight in alone.items())
     assert moved == pytest.approx(processes.LEARNING_RATE, rel=0.01)
+
+
+def test_a_bad_loss_in_another_process_stops_this_one() -> None:
+    """Before its weights change: all stop together."""
+    checkpoint = tiny.checkpoint()
+    policy = plain.policy(checkpoint, zero_stage=0)
+    (batch,) = tiny.batches(checkpoint.examples([tiny.PROBLEMS[0]]), 1000)
+    before = {name: value.clone() for name, value in policy.state().items()}
+    policy.backward(policy(batch).logprobs_N.sum())
+    with (
+        patch.object(Ranks, "all_gather", lambda _, value, what: [value, math.nan]),
+        pytest.raises(NonFiniteError, match="the loss is nan; stopped before the optimizer step"),
+    ):
+        policy.step(1e-3)
+    assert all(torch.equal(before[name], value) for name, value in policy.state().items())

@@ -15,6 +15,7 @@ from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
 from components.train_grpo.publishing import checkpoints_published
 from pipelines.cli import main as command_line
 from tests.damage import flip
+from tests.register.storage_servers import BUCKET, s3_server
 from tests.train_grpo.settings import grpo_config
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -99,6 +100,24 @@ def test_staging_folders_of_killed_runs_are_removed_and_others_stay(tmp_path: Pa
             assert own.exists()
     assert list(tmp_path.glob("publishing-*")) == [live]
     lock.release()
+
+
+@pytest.mark.slow
+def test_a_training_publishes_into_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is pushed and fetched as in a folder; the registry keeps the address of the server."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    work, registry = _train(tmp_path, 20), str(tmp_path / "registry")
+    with s3_server(tmp_path / "s3") as server:
+        for name, value in server.credentials.items():
+            monkeypatch.setenv(name, value)
+        every = {"checkpoint__keep_in_registry": 1, "checkpoint__every_steps": 1, "registry": registry}
+        config = grpo_config(**every, storage=f"s3://{BUCKET}/models", storage_endpoint=server.endpoint)
+        with checkpoints_published(config, work):
+            pass
+        assert _names(tmp_path) == [f"{RUN}@step-20"]
+        written = lineage.file_digests(work / CHECKPOINTS / "step-000020" / EXPORT / MODEL)
+        assert _fetch(tmp_path, f"{RUN}@latest", "fetched") == written
+    assert [path for path in (tmp_path / "s3").rglob("*/checkpoints/**/*") if path.is_file()]
 
 
 @pytest.mark.slow

@@ -133,6 +133,9 @@ def test_traces_of_a_killed_registration_are_removed(registered: Registered, pas
     """A commit without its tag is tagged instead of repeated; lock files of git are removed with the clone."""
     config, policy, version = registered
     registry = tmp_path / "registry"
+    git(registry, "tag", "--delete", "grpo-policy#candidate#1")  # killed between the two tags
+    assert run_register(config, policy, passed, tmp_path / "again") == version
+    assert git(registry, "tag", "--list", "*#*").split() == ["grpo-policy#candidate#1"]
     git(registry, "tag", "--delete", version["tag"])
     assert run_register(config, policy, passed, tmp_path / "again") == version
     assert subjects(registry) == ["Register grpo-policy@v0.0.1"]

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -153,6 +154,14 @@ def test_a_client_that_sent_nothing_knows_the_new_version(run: Run) -> None:
     assert not listeners(_server(run))
     with pytest.raises(RetryableError, match="it has weights 3, not 4"):
         VllmServers([run.url], servers_config(lost_deadline_s=1)).set_weights(4, None)
+
+
+@pytest.mark.long
+def test_a_killed_server_comes_back_with_the_current_weights(run: Run) -> None:
+    """The client samples from it only after it has the new weights."""
+    run.client.set_weights(6, run.folders[1])
+    os.kill(_server(run), signal.SIGKILL)
+    assert difference(drawn(run.client, run.policies[1]), run.policies[1]) < 1e-4
 
 
 def test_a_killed_launcher_leaves_nothing_behind(run: Run) -> None:

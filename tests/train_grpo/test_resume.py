@@ -178,3 +178,22 @@ def test_two_processes_resume_where_they_were_stopped(tmp_path: Path) -> None:
         # Adam's first step is about as long where a gradient is nearly 0, and then differs with the order of sums.
         learned = (weight - initial[name]).norm()
         assert all((policy[name] - weight).norm() <= 1e-2 * learned for policy in policies[1:]), name
+
+
+def go_on(config: TrainGRPOConfig, *, problems: Path, reference: Path, folder: Path) -> dict[str, float]:
+    """Go on with what is in the folder."""
+    train_in(folder, config, problems=problems, reference=reference)
+    return {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, AHEAD], ids=["at once", "ahead"])
+def test_a_run_resumes_in_another_number_of_processes(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """From one to two, and under another stage of ZeRO; no step is lost or done twice."""
+    inputs, folder = _undecided(tmp_path), tmp_path / "run"
+    with _stopped_after_step(2), pytest.raises(StoppedError, match="step 2 of 4 is saved"):
+        train_in(folder, _config(**changes), **inputs)
+    two = _config(engine__num_processes=2, **changes)
+    run_ranks(go_on, two, {**inputs, "folder": folder}, num_processes=2, work=tmp_path / "work", grace_s=30)
+    assert [row["step"] for row in rows(folder)] == [1, 2, 3, 4]
+    assert all(row["gradient_norm"] > 0 for row in rows(folder))
