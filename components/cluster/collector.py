@@ -95,7 +95,7 @@ class _Volume:
     """The folders of runs and of unfinished work on a volume, with their ages and the ids of runs that they name."""
 
     def __init__(self, root: Path, limits: Limits) -> None:
-        # Now by the volume's clock, which dates its folders too: locking has just written this file.
+        # The time by the volume's clock, which dates its folders too: locking has just written this file.
         now_s = (root / _LOCK).stat().st_mtime
 
         def old(paths: Iterable[Path], limit_s: float) -> set[Path]:

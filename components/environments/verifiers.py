@@ -40,7 +40,7 @@ class Verifiers:
         self._advance()
 
     def step(self, text: str) -> Observation:
-        """Return the text as the model's answer to the agent; the last observation has the task's rewards, by name."""
+        """Give `text` to the agent as its model's answer; return what follows, or the final rewards by name."""
         self._harness.answer.set_result(text)
         if self._advance():
             rewards = {name: each.value for name, each in self._harness.trace.rewards.items() if each is not None}

@@ -75,7 +75,7 @@ class Evaluator:
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
     def _show(self, bar: Progress, new: Sequence[Record], records: Sequence[Record]) -> None:
-        """Advance the bar by the new records; show which fractions of all answers are right, and their mean length."""
+        """Advance the bar by the new records; show fractions of right answers, and the mean length of greedy ones."""
         num_tokens = sum(record["num_tokens"] for record in new)
         right: defaultdict[str, list[bool]] = defaultdict(list)
         for record in records:
@@ -84,7 +84,7 @@ class Evaluator:
             len(new),
             model=self.name,
             **{name: fmean(each) for name, each in right.items()},
-            length=fmean(record["num_tokens"] for record in records),
+            length=fmean(record["num_tokens"] for record in records if record["sample"] == 0),
             tokens_per_s=bar.rate(num_tokens),
         )
 

@@ -45,6 +45,7 @@ def compare(expected: Answer, actual: Answer) -> Decision:
 
 
 def _is_readable(answer: Answer) -> bool:
+    """Whether the grader can compare an answer, or each of its parts; entries of a matrix are not looked at."""
     if answer.number or is_text(answer) or _REMAINDER.fullmatch(answer.latex) or answer.latex in _SETS:
         return True
     structure = parse_structure(answer.latex)

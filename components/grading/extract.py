@@ -478,6 +478,7 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
 def _until_end(text: str, start: int) -> tuple[str, int]:
     """The text from `start` to the end of its sentence or of the formula that begins there, and that end."""
     formula = _FORMULA.match(text, start) if text.startswith(("$", "\\", "["), start) else None
+    # The formula is the whole answer unless a word or another formula follows: "$5$ apples", "$3$, $4$".
     if formula and not re.match(r"\s*[^\W\d_]|\s*[$\\]", text[formula.end() :].lstrip(".,")):
         return next(group for group in formula.groups() if group is not None).strip(), formula.end()
     end = _SENTENCE_END.search(text, start)

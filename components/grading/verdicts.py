@@ -24,15 +24,15 @@ class Reason(StrEnum):
 
     # There is no answer, or it is in a form that is never right.
     NO_ANSWER = "no final answer", "The response states no answer where the grader looks for one."
-    TRUNCATED = "truncated at the length limit", "The response was cut off, and what it ends in may not be its answer."
+    TRUNCATED = "truncated at the length limit", "The response was cut off, so its last words may not be its answer."
     TOO_LONG = "too long", "No answer is that long."
-    SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without naming one of them."
+    SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without choosing one."
     NOT_UNDERSTOOD = "text that is not understood", "The answer has something in it that is no known notation."
     COSTLY = "too large or too deep to compute", "The answer would take too long to read or to evaluate."
     HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a LaTeX definition."
 
     # The answer leaves work undone.
-    ECHO = "echoes the question", "The answer is an expression of the question, and not in the expected form."
+    ECHO = "echoes the question", "The answer repeats an expression of the question, and is not in the expected form."
     SETUP = "left to be evaluated", "The answer puts numbers together and leaves their value to be computed."
     NOT_EVALUATED = "still to be evaluated", "The answer asks for a sum, an integral or the like, as the question does."
     NOT_SOLVED = "still to be solved", "The answer is an equation or inequality where its solution is expected."
@@ -40,7 +40,7 @@ class Reason(StrEnum):
     # The same.
     SAME_TEXT = "same text", "The answer is the expected one, letter by letter."
     SAME_NOTATION = "same text in another notation", "The two are the same text once both are in the same notation."
-    SAME_NUMBER = "same number", "Both are numbers, and they are equal, or one is a decimal that rounds the other."
+    SAME_NUMBER = "same number", "Both are numbers, and they are equal, or one is the other rounded to a decimal."
     SAME_VALUE = "same value", "Both have the same value for all values of their variables."
     SAME_PARTS = "same parts", "Both have the same values, in the same order where brackets require one."
     SAME_RELATION = "same relation", "The two equations, inequalities or regions have the same solutions."
@@ -48,9 +48,9 @@ class Reason(StrEnum):
     SAME_TESTS = "all tests passed", "The code returns what each unit test expects."
 
     # Different.
-    OTHER_NUMBER = "different number", "Both are numbers, and they differ."
+    OTHER_NUMBER = "different number", "Both are numbers, and their values or units differ."
     OTHER_VALUE = "different value", "Their values differ, for some values of their variables at least."
-    OTHER_PARTS = "different parts", "A value, a name, the order or the brackets differ."
+    OTHER_PARTS = "different parts", "A value, a name, the number of parts, the order or the brackets differ."
     OTHER_RELATION = "different relation", "The two equations, inequalities or regions have different solutions."
     OTHER_WORDS = "different words", "The words differ, or the answer names another choice."
     OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation, not a number."

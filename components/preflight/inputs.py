@@ -84,16 +84,16 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
 def unusable_tools(params: Params) -> Iterator[str]:
     """Yield a line for each error in the tools of training, and in those of evaluation if tools or prompts differ."""
     trained, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
-    yield from wrong_tools(trained, TOOLS, _with_tests(params, tuple(Split)))
+    yield from wrong_tools(trained, TOOLS, _coding_sources(params, tuple(Split)))
     changes: dict[str, object] = {"tools": params.evaluation_tools}
     if protocol.prompt is not None:
         changes["chat"] = ChatConfig(system=params.evaluate.system_prompt) if protocol.chat else None
     evaluated = trained.model_copy(update=changes)
     if evaluated != trained:
-        yield from wrong_tools(evaluated, "evaluate.tools", _with_tests(params, (params.evaluate.split,)))
+        yield from wrong_tools(evaluated, "evaluate.tools", _coding_sources(params, (params.evaluate.split,)))
 
 
-def _with_tests(params: Params, splits: Sequence[Split]) -> list[str]:
+def _coding_sources(params: Params, splits: Sequence[Split]) -> list[str]:
     """Return the names of the sources of programming problems, which have unit tests, in some of the splits."""
     coding = [source for source in params.prepare_data.sources if source.kind == "mbpp"]
     return [source.name for source in coding if any(source.max_problems(split) != 0 for split in splits)]

@@ -190,8 +190,8 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
     """
     storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {
-        "registry": partial(_named, register_checks.unusable_registry, form["registry"], MOUNT),
-        "weights_storage": partial(_named, register_checks.unusable_storage, storage, MOUNT),
+        "registry": partial(_form_lines, register_checks.unusable_registry, form["registry"], MOUNT),
+        "weights_storage": partial(_form_lines, register_checks.unusable_storage, storage, MOUNT),
         "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:
@@ -202,11 +202,11 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         datasets = hub_datasets(params.prepare_data)
         checks |= {in_the_form(key): check for key, check in (models | datasets).items()}
         checks["storage"] = partial(register_checks.list_storage, params.register)
-        checks["rewards"] = partial(_named, inputs.unusable_rewards, params)
-        checks["environment"] = partial(_named, inputs.unusable_environment, params)
-        checks["tools"] = partial(_named, inputs.unusable_tools, params)
+        checks["rewards"] = partial(_form_lines, inputs.unusable_rewards, params)
+        checks["environment"] = partial(_form_lines, inputs.unusable_environment, params)
+        checks["tools"] = partial(_form_lines, inputs.unusable_tools, params)
         if address := params.register.model_registry:
-            checks["model registry"] = partial(_named, register_checks.unusable_model_registry, address, storage)
+            checks["model registry"] = partial(_form_lines, register_checks.unusable_model_registry, address, storage)
     if url:
         checks[_REVISION] = partial(commit_of, url, form[_REVISION])
     return checks
@@ -255,5 +255,5 @@ def _lines(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
     return list(check(*arguments))
 
 
-def _named(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
+def _form_lines(check: Callable[..., Iterable[str]], *arguments: Any) -> list[str]:
     return list(map(in_the_form, check(*arguments)))

@@ -158,7 +158,7 @@ class FileSource(Config):
 
     def files(self, split: Split, root: Path) -> list[RawFile]:
         """Return the files of a split, whose path is relative to `root`; PipelineError if there are none."""
-        path = self.path(split) or Path()
+        path = self.path(split) or Path()  # only a split that is not used has none, and nobody reads it
         if not (root / path).exists():
             raise PipelineError(
                 f"{path}: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP, data/README.md describes the "

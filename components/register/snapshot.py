@@ -166,7 +166,7 @@ class Snapshot:
         ]
         if not matching:
             available = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
-            raise PipelineError(f"{self.location}: no version {spec}; available: {available}")
+            raise PipelineError(f"{self.location}: `{spec}` is no version; versions and aliases: {available}")
         if len(matching) > 1:
             tags = " or ".join(version.tag for version in matching)
             raise PipelineError(f"{self.location}: {spec} is ambiguous: {tags}; give the full name")

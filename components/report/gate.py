@@ -171,7 +171,7 @@ def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
 
 
 def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
-    """Return figures and decision for one source; `level` of the claim to be better is None without this claim."""
+    """Return figures and decision for one source; `level` is that of the test for a gain, None if none is required."""
     counts = outcome.counts
     part = {
         "source": source,

@@ -103,7 +103,7 @@ class Decoding:
         return token_R, probability_RV.gather(1, token_R[:, None]).squeeze(1).log()
 
     def _drop_done(self) -> None:
-        """Drop the rows of trajectories that are done or have forked."""
+        """Drop the rows of trajectories that are done or have forked: after a fork, the prompt is another."""
         done = [not self._active[number].goes_on(self._prompt_ids[number]) for number in self.cache.numbers]
         if any(done):
             self.cache.drop(torch.tensor(done, device=self.checkpoint.device))

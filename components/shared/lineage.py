@@ -334,7 +334,7 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
     if before["code"] != now["code"]:
         files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]
         more = f" and {len(files) - _NUM_LISTED} more files" if len(files) > _NUM_LISTED else ""
-        parts.append(f"the code of {', '.join(files[:_NUM_LISTED])}{more}" if files else "the code")
+        parts.append(f"changed code: {', '.join(files[:_NUM_LISTED])}{more}" if files else "changed code")
     return "; ".join(parts)
 
 

@@ -78,7 +78,7 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
 def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkpoint, rollout: Rollout) -> None:
     """Run a forward and backward pass, with a loss of zero, of the largest micro-batch that the limits allow.
 
-    If memory is too small for it, the run thus fails before its first update, not in the first rollout that is as long.
+    If memory is too small for it, the run thus fails before its first update, not in a later and longer rollout.
     """
     prompt_ids = rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
     context, max_tokens = context_tokens_of(checkpoint.model.config.to_dict()), config.engine.micro_batch_tokens

@@ -90,7 +90,7 @@ def completion_records(
             "rewards": {name: [_or_none(value) for value in values] for name, values in scored.rewards.items()},
             "reward_failure": scored.failure.message if scored.failure else None,
             **({"environment_failure": completion.failure} if completion.turns else {}),
-            # That of the first token is the sum over all steps of the completion.
+            # A token's advantage is the sum over the rewarded steps that end at it or later: the first token's has all.
             "advantage": float(advantages_M[first_token]) if completion.num_tokens else 0.0,
         }
         first_token += completion.num_tokens

@@ -58,7 +58,8 @@ class Pool:
         self._wake, woken = socket.socketpair()
         self._wake.setblocking(False)
         dispatcher = _Dispatcher(config, self._requests, woken)
-        # The kernel ends the fork server with the thread that starts it.
+        # This thread also starts the fork server, which the kernel ends with the thread that started it; a caller's
+        # thread may end before the pool.
         self._thread = threading.Thread(target=dispatcher.run, name="workers", daemon=True)
         self._thread.start()
 

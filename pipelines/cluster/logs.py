@@ -277,10 +277,13 @@ def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -
 
 
 def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    # In the pod, in Argo's archive, or among the artifacts of the stage, whose address another attempt prints.
+    """Return a pod's log: from the pod, Argo's archive or the stage's artifact `executor-logs`; None if there is none.
+
+    The address of that artifact is in what other attempts printed.
+    """
     try:
         text = _log_of_pod(kubeflow, run, stage, pod)
-    except NotFoundError:
+    except NotFoundError:  # the address is not that of a UI server
         return _ask_kubernetes(kubeflow, lambda api: api.read_namespaced_pod_log, name=pod, container="main")
     if text is None and _is_over(run, stage, pod):
         others = (_log_of_pod(kubeflow, run, stage, each) or "" for each in stage.pods if each != pod)

@@ -121,8 +121,9 @@ class _Graph:
         detail, driver = self._details.get(name), self._details.get(f"{name}-driver")
         executors = self.below(self.below(parents, name), "executor")
         is_retried = "retryPolicy" in task
-        # With retries, a node without a number is not an attempt: it groups the attempts, or was skipped.
-        attempts = [each for each in executors if each.endswith(")") or not (is_retried or self._is_numbered)]
+        # A node with retries is no attempt itself: its attempts end in a number, as `(0)`. A skipped one has none.
+        has_retries = is_retried or self._is_numbered  # its own retries, or those that wrap every node of this run
+        attempts = [each for each in executors if each.endswith(")")] if has_retries else executors
         pods = self._pods(attempts, self._template(component, is_retried=is_retried))
         if driver is not None and driver.state == "FAILED":
             detail, pods = driver, self._pods(self.below(parents, f"{name}-driver"), DRIVER_TEMPLATE)
@@ -132,7 +133,7 @@ class _Graph:
         elif state == "SUCCEEDED" and executors and not attempts:
             state = CACHED
         started = ended = None
-        if detail and state != NOT_REACHED:  # whose times are those of the decision to skip it
+        if detail and state != NOT_REACHED:  # else its times are those of the decision to skip it
             started, ended = _time(detail.start_time), _time(detail.end_time)
         title = task.get("taskInfo", {}).get("name", name).replace("-", "_")
         return Stage(name.replace("-", "_"), title, state, started, ended, pods, self._workflow)

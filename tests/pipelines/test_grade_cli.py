@@ -100,12 +100,15 @@ def test_a_verdict_can_be_explained(tmp_path: Path, program: Program) -> None:
     echo, none, pair, units = program("grade", "--explain", "--answer", "boxed", str(path)).out.strip().split("\n\n")
     assert "extracted nothing" in none
     assert "read as   tuple of 2: 1 ; 3" in pair
-    assert re.findall("read as   (.*)", units) == ["the number 12 (length x 1/100)", "the number 12 (length)"]
+    assert re.findall("read as   (.*)", units) == [
+        "the number 12 (length, in units of 1/100)",
+        "the number 12 (length)",
+    ]
     assert echo.splitlines() == [
         "verdict   wrong: echoes the question",
         "expected  26000",
         "read as   the number 26000",
         "extracted 513^2 - 487^2",
         "read as   expression 513^2 - 487^2",
-        "rule      The answer is an expression of the question, and not in the expected form.",
+        "rule      The answer repeats an expression of the question, and is not in the expected form.",
     ]

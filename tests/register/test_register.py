@@ -109,7 +109,7 @@ def test_other_weights_are_the_next_version(
         assert lineage.digest(Path(destination)) == lineage.digest(policy)
     for version, destination, message in (
         ("v0.0.1", "which", r"v0\.0\.1 is ambiguous: grpo-policy@v0\.0\.1 or second@v0\.0\.1"),
-        ("v7.0.0", "which", r"no version v7\.0\.0; available: grpo-policy@v0\.0\.1, "),
+        ("v7.0.0", "which", r"`v7\.0\.0` is no version; versions and aliases: grpo-policy@v0\.0\.1, "),
         ("v0.0.3", "models/mine", "is not empty"),
     ):
         with pytest.raises(PipelineError, match=message):

@@ -192,7 +192,7 @@ def test_other_unfinished_work_is_described(training: _Training, capsys: _Output
     monkeypatch.setattr(lineage, "stage_files", lambda stage: {"train_grpo/loss.py": "another", "new.py": "new"})
     folder = training.fail(seed=1)
     assert capsys.readouterr().out == _not_resumed(folder)
-    difference = "train.seed: 0 -> 1; the code of components/new.py, components/train_grpo/loss.py"
+    difference = "train.seed: 0 -> 1; changed code: components/new.py, components/train_grpo/loss.py"
     first, advice = (folder / NOT_RESUMED).read_text().splitlines()
     assert first == f"{other}: step 40: {difference}"
     assert "to discard it, delete its folder." in advice

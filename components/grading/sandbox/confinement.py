@@ -147,7 +147,7 @@ _FILTER = 2
 
 
 def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
-    """Return the filter for a machine as BPF instructions: operation, jump if true, jump if false, operand."""
+    """Return the filter for a machine as BPF instructions: operation, how many to skip if true, if false, operand."""
     column = list(_ARCHITECTURES).index(machine)
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE),
@@ -160,11 +160,13 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
             program += [(_IF_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ALLOW)]
     return [
         *program,
+        # The status of an open file, but of no path.
         (_IF_EQUAL, 0, 4, _NEWFSTATAT[column]),
         (_LOAD, 0, 0, _FOURTH_ARGUMENT),
         (_IF_EQUAL, 0, 1, _EMPTY_PATH),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _DENY),
+        # All other calls are denied, except opening a file without any flag that could change one.
         (_IF_EQUAL, 1, 0, _OPENAT[column]),
         (_RETURN, 0, 0, _DENY),
         (_LOAD, 0, 0, _THIRD_ARGUMENT),

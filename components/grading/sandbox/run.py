@@ -147,7 +147,7 @@ def _readable_paths() -> tuple[list[str], list[str]]:
 def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]:
     """Read until the process has ended or exceeded a limit; return what it sent and printed, and the limit, if any.
 
-    Closed pipes would be no sign of its end: another process that this one forked meanwhile may hold them open.
+    It does not wait for its pipes to close: another process that the grader forked meanwhile may hold them open.
     """
     sent, printed = bytearray(), bytearray()
     limit_s: float = _MAX_START_S
@@ -164,6 +164,7 @@ def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]
             if sent and not is_confined:  # from here on it is the code that takes time
                 is_confined, limit_s, started = True, DEADLINE_S, time.monotonic()
             if not has_ended and time.monotonic() > started + limit_s:
+                # Code that computes, rather than waits, goes on until the limit of its processor time ends it.
                 if not is_confined or limit_s > _MAX_COMPUTING_S or not _is_computing(process.pid):
                     return sent, printed, f"it took longer than {DEADLINE_S if is_confined else _MAX_START_S} s"
                 limit_s = time.monotonic() - started + _CHECK_EVERY_S
