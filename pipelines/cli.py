@@ -199,7 +199,7 @@ def _add_runs(commands: Any) -> None:
     option("names", metavar="RUN", nargs="+", help=_RUN)
     option("--yes", action="store_true", help="do not ask")
 
-    text = "remove what no run needs any more: unfinished work, failed runs, old runs"
+    text = "free disk space: remove unfinished work, failed runs and old runs"
     option = _add(commands, "gc", f"{listing}:collect", text)
     option("--keep", type=int, metavar="N", help="remove all runs but the newest N (default: no run)")
     option("--dry-run", action="store_true", help="print what would be removed")
@@ -296,10 +296,10 @@ def _add_predictions(commands: Any) -> None:
     _add(commands, "limits", "pipelines.limits:limits", text, _PARAMS)
     text = "sample as GRPO would: pass rates, truncated and unanswered completions, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", text, _PARAMS, _SETTINGS)
-    text = "a run, whose reference then answers, or a model folder that a stage has saved (default: the base model)"
+    text = "the model to sample: a run (its reference), or a model folder that a stage saved (default: the base)"
     option("--model", metavar="MODEL", help=text)
     option("--problems", type=int, help="number of problems to ask (default: 32; all with --pass-rates)")
-    text = "write the pass rate of each problem, for prepare_data.difficulty; problems in FILE are not asked again"
+    text = "add pass rates of problems to FILE, for prepare_data.difficulty; problems already in it are skipped"
     option("--pass-rates", type=Path, metavar="FILE", help=text)
     text = "predict memory and time of training on given GPUs"
     option = _add(commands, "plan", "pipelines.plan.plan:plan", text, _PARAMS)

@@ -30,7 +30,7 @@ def add_commands(commands: Any) -> None:
     """Add the commands to the parsers of `grpo-pipeline`."""
     run_help = "id or name of a run, or the beginning of either; or the name of a schedule, for its newest run"
     run: dict[str, Any] = {"metavar": "RUN", "help": run_help}
-    command = _add(commands, "publish", _publish, "upload the graph, for runs from Kubeflow's page")
+    command = _add(commands, "publish", _publish, "upload the graph, to start runs in Kubeflow's UI")
     command.add_argument("--params", type=Path, metavar="FILE", default=PARAMS, help="initial values of the run form")
     command.add_argument("--local-images", action="store_true", help="accept images that no registry has")
     group = command.add_argument_group("images", "those of the params file, or of IMAGE_REGISTRY and IMAGE_TAG; or:")

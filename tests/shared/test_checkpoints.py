@@ -113,7 +113,10 @@ def _fingerprint(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (_fingerprint(code="c2", config={"rate": 0.5}), "train.rate: 0.5 -> (none); train.seed: (none) -> 1; the code"),
+        (
+            _fingerprint(code="c2", config={"rate": 0.5}),
+            "train.rate: 0.5 -> (none); train.seed: (none) -> 1; changed code",
+        ),
         (None, "its fingerprint is unknown"),
     ],
 )
