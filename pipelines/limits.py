@@ -149,7 +149,7 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
             section = section.setdefault(parent, {})
         now: Any = reduce(getattr, key.split("."), params)
         section[name] = f"{value}  # as now" if now == value else f"{value}  # instead of {now}"
-    heading = f"# Put these limits into {path}. No problem exceeds them; completions get twice the length of solutions."
+    heading = f"# Put these limits into {path}. No problem exceeds them; completions may be longer than solutions."
     return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
 
 

@@ -277,7 +277,7 @@ def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -
 
 
 def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    """Return a pod's log: from the pod, Argo's archive or the stage's artifact `executor-logs`; None if there is none.
+    """Return a pod's log: from the pod, Argo's archive or the stage's artifact `executor-logs`; None without a log.
 
     The address of that artifact is in what other attempts printed.
     """

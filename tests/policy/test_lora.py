@@ -141,7 +141,7 @@ def test_training_changes_only_the_adapters(changes: dict[str, Any]) -> None:
 
 
 def test_wrong_targets_are_refused() -> None:
-    """An unknown one with the accepted ones, of which the output layer is none; all layers beside some."""
+    """An unknown layer, with the accepted ones (not the output layer); `all-linear` beside named layers."""
     refused = (
         r"lora\.targets: Qwen2ForCausalLM has no layer `lm_head` to adapt; accepted: q_proj, .*, down_proj, or all"
     )

@@ -13,7 +13,7 @@ _LAST = "model.norm.weight differs from the model.norm.weight that was sent"
 @pytest.mark.long
 @pytest.mark.parametrize(("processes", "kind", "dtype"), [(1, "untied", "bfloat16"), (2, "tied", "float32")])
 def test_every_tensor_of_a_real_model_is_compared(tmp_path: Path, processes: int, kind: str, dtype: str) -> None:
-    """Right weights pass, however they are split, fused and rounded; after a step of 1e-6 what is wrong is named."""
+    """Right weights pass, however they are split, fused and rounded; a tensor that differs by 1e-6 is named."""
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     variables = {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     variables["VLLM_DIST_IDENT"] = tmp_path.name  # of the memory that its processes share
