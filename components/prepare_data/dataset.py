@@ -153,7 +153,7 @@ class Dataset(FileSource):
         )
 
     def _subject(self, columns: dict[str, Any]) -> str:
-        """Return the subject as text; empty if there is none, or a default column's is not text."""
+        """Return the subject as text; empty if there is none, or if a default column has something other than text."""
         column = self._column(columns, "subject")
         is_text = all(isinstance(value, str) for value in column.values())
         if not column or (self.columns.subject is None and not is_text):

@@ -192,7 +192,7 @@ def model_config(base: str) -> dict[str, Any]:
 
 
 def local_model(base: str) -> str:
-    """Return the folder or hub id of a base model; a GGUF file is converted to a folder once, if that is possible."""
+    """Return the folder or hub id of a base model; a GGUF file is converted once, PipelineError if it cannot."""
     if not base.endswith(".gguf"):
         return base
     file = Path(base)
