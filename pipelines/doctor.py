@@ -81,7 +81,7 @@ def slow_here(params: "Params") -> str:
     if shape is None or shape.num_parameters < _NUM_PARAMETERS_SLOW:
         return ""
     base, size = params.train_sft.model.base, f"{shape.num_parameters / 1e6:,.0f} M parameters"
-    warning = f"{base}: training {size} without a GPU is slow"
+    warning = f"{base}: {size} train slowly without a GPU"
     if precision == "fp32" and has_bf16:
         warning += "; set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for"
     return warning
@@ -155,7 +155,7 @@ def _gpu_and_torch() -> Iterator[Finding]:
         remedy = "another process holds its memory: `nvidia-smi` names it"
         yield _finding("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
-        yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): only small models can be trained here")
+        yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): large models train slowly here")
     yield _torch(gpus)
 
 

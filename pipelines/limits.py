@@ -55,8 +55,8 @@ def limits(params: Path) -> None:
         problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
     print(f"\n{first_prompt(config, problems)}")
     lengths = lengths_by_source(config, problems)
-    about_context = "" if context is None else f" (context: {context:,} tokens)"
-    print(f"\nCounted with the tokenizer of {model.base}{about_context}:\n\n{table(lengths)}\n")
+    about_context = "" if context is None else f", which reads at most {context:,}"
+    print(f"\nLengths in tokens of {model.base}{about_context}:\n\n{table(lengths)}\n")
     if defect := ungradable(problems, model.answer):
         print(f"warning: {defect}\n")
     values = proposals(config, lengths, context)
@@ -130,9 +130,9 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
 
 def table(lengths: Mapping[str, Lengths]) -> str:
     """Return a table with quantiles of the lengths of prompts, of solutions and of both together, by source."""
-    lines = [["source", "tokens of", "texts", *(f"{100 * fraction:g} %" for fraction in _QUANTILES)]]
+    lines = [["source", "text", "number", *(f"{100 * fraction:g} %" for fraction in _QUANTILES)]]
     for source, each in sorted(lengths.items()):
-        for name, tokens in {"prompts": each.prompts, "solutions": each.solutions, "both": each.examples}.items():
+        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "both": each.examples}.items():
             if tokens:
                 quantiles = (f"{_quantile(tokens, fraction):,}" for fraction in _QUANTILES)
                 lines.append([source, name, f"{len(tokens):,}", *quantiles])

@@ -74,7 +74,7 @@ def preview(
         return 0
     started, groups = time.monotonic(), list[Group]()
     print(f"sampling {config.group_size} completions for each of {len(drawn)} problems", flush=True)
-    with progress("preview", len(drawn)) as bar:
+    with progress("preview", len(drawn), "problems") as bar:
         for batch in _sample(config, checkpoint, drawn, max_s=_MAX_SAMPLING_S):
             groups += batch
             bar.advance(len(batch))
@@ -135,7 +135,7 @@ def measure_pass_rates(
     else:
         jsonl.write_rows(path, [measured.model_dump()])
     missing = [each for each in problems if question_digest(each) not in rates]
-    with path.open("a", encoding="utf-8") as file, progress("preview", len(missing)) as bar:
+    with path.open("a", encoding="utf-8") as file, progress("preview", len(missing), "problems") as bar:
         for groups in _sample(config, checkpoint, missing):
             for group in groups:
                 digest, size = question_digest(group.problem), config.group_size

@@ -55,7 +55,7 @@ class Evaluator:
         The records of each batch are stored in the folder `work`, from which an interrupted evaluation continues.
         """
         records: list[dict[str, Any]] = []
-        with progress(_STAGE, len(problems) * (1 + self.config.num_samples)) as bar:
+        with progress(_STAGE, len(problems) * (1 + self.config.num_samples), "answers") as bar:
             batches = list(_batches(self.config, problems, self.environments))
             paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
             num_stored = sum(path.is_file() for path in paths)

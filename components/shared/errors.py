@@ -76,7 +76,7 @@ class NotEnoughMemoryError(PipelineError):
 
 def raise_all(problems: Sequence[str], note: str = "") -> None:
     """Raise one PipelineError with a line for each problem, and the note; do nothing without a problem."""
-    heading = f"{len(problems)} to correct before this run can start" if len(problems) > 1 else ""
+    heading = f"{len(problems)} problems to correct before this run can start" if len(problems) > 1 else ""
     if problems:
         raise PipelineError("\n".join(filter(None, [heading, *problems, note])))
 

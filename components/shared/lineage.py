@@ -339,7 +339,12 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the dotted key, which begins with `name`, and the JSON text of each value in a nested config."""
+    """Yield the dotted key, which begins with `name`, and the JSON text of each value in a nested config.
+
+    As in `--set`, the key of an object in a list contains its index.
+    """
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        value = dict(enumerate(value))
     if isinstance(value, dict) and value:
         for key, each in value.items():
             yield from flat(f"{name}.{key}", each)

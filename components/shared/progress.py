@@ -23,10 +23,11 @@ _INTERVAL_S = 5.0
 
 
 class Progress:
-    """Counts steps of a stage and shows the latest metrics next to them."""
+    """Counts the finished units of a stage's work and shows the latest metrics next to them."""
 
-    def __init__(self, stage: str, total: int, terminal: TextIO | None) -> None:
-        self._stage, self._total, self._done, self._skipped = stage, total, 0, 0
+    def __init__(self, stage: str, total: int, units: str, terminal: TextIO | None) -> None:
+        self._stage, self._units, self._total = stage, units, total
+        self._done = self._skipped = 0
         self._started = self._last_line = self._last_rate = time.monotonic()
         self._bar = tqdm(
             total=total, desc=stage, file=terminal, disable=terminal is None, leave=False, dynamic_ncols=True
@@ -55,7 +56,7 @@ class Progress:
         else:
             return
         self._last_line = now
-        line = f"{self._done}/{self._total}  {text}  {time_text}"
+        line = f"{self._done:,}/{self._total:,} {self._units}  {text}  {time_text}"
         say_line(f"{self._stage} {line}")
         log_event(self._stage, "progress", done=self._done, total=self._total, text=line)
 
@@ -71,9 +72,9 @@ class Progress:
 
 
 @contextmanager
-def progress(stage: str, total: int) -> Iterator[Progress]:
-    """Show the progress of `total` steps of `stage` while the block runs."""
-    with closing(Progress(stage, total, sys.stdout if sys.stdout.isatty() else None)) as shown:
+def progress(stage: str, total: int, units: str = "steps") -> Iterator[Progress]:
+    """Show the progress of `total` units of `stage`, such as steps or answers, while the block runs."""
+    with closing(Progress(stage, total, units, sys.stdout if sys.stdout.isatty() else None)) as shown:
         yield shown
 
 

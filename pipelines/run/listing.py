@@ -8,9 +8,10 @@ import stat
 import sys
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import yaml
@@ -20,6 +21,7 @@ from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.lineage import flat
 from components.shared.page import percent
+from components.shared.progress import brief
 from components.shared.stage import WORK
 from components.shared.work import fingerprint_in, last_step, reserved
 from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
@@ -27,6 +29,9 @@ from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
 from pipelines.tables import aligned, print_json, print_labelled
+
+_MISSING = "(none)"  # value of a key, accuracy or time that a run lacks
+_SECTION_WIDTH = 60
 
 
 def list_runs(text: str, *, as_json: bool) -> None:
@@ -106,7 +111,7 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
         print_json({"runs": full_names, "params": params, "accuracy": accuracies, "seconds": seconds})
         return
     print(" -> ".join(full_names))
-    print_labelled("params", [f"{key}: {' -> '.join(map(str, values))}" for key, values in params.items()] or ["same"])
+    print_labelled("params", _changed(settings, params) or ["same"])
     print_labelled("accuracy", _side_by_side(accuracies, percent))
     print_labelled("times", _side_by_side(seconds, duration))
     _plot({run.name: steps_of(run) for run in runs}, curve)
@@ -115,7 +120,8 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
 def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -> None:
     """Plot one figure of the steps of runs; PipelineError if there are steps, and none has the figure."""
     screen = Screen(sys.stdout, sys.stderr)
-    lines = text_plot({name: curve_of(steps, curve) for name, steps in steps_by_run.items()}, screen.size[0])
+    curves = {name: curve_of(steps, curve) for name, steps in steps_by_run.items()}
+    lines = text_plot(curves, screen.size[0], percent if curve == "accuracy" else brief)
     figures = sorted({column for steps in steps_by_run.values() for row in steps for column in row})
     if figures and curve not in figures:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
@@ -293,6 +299,23 @@ def _settings(run: Run) -> dict[str, str]:
     return {key: value for name, section in (sections or {}).items() for key, value in flat(name, section)}
 
 
+def _changed(settings: Sequence[Mapping[str, str]], keys: Collection[str]) -> list[str]:
+    """Return a line for each key with its value in each run; a section that some runs lack is one line."""
+    lines = []
+    for key in keys:
+        if not any(key.startswith(f"{other}.") for other in keys):
+            values = [each.get(key) or _section(each, key) or _MISSING for each in settings]
+            lines.append(f"{key}: {' -> '.join(values)}")
+    return lines
+
+
+def _section(settings: Mapping[str, str], key: str) -> str:
+    """Return the keys below `key` with their values, shortened; empty if there is none."""
+    start = f"{key}."
+    pairs = [f"{name.removeprefix(start)} {value}" for name, value in settings.items() if name.startswith(start)]
+    return shorten(", ".join(pairs), _SECTION_WIDTH, placeholder=" ...")
+
+
 def _accuracies(run: Run) -> Iterator[str]:
     """Yield a line for each source, with the accuracy of each model."""
     models = run.figures.get("models") or {}
@@ -305,5 +328,5 @@ def _side_by_side(columns: Sequence[Mapping[str, float]], to_text: Callable[[flo
     """Yield a line for each name in any column with its values, except for accuracies by model alone."""
     for name in dict.fromkeys(name for column in columns for name in column):
         if name not in MODELS:
-            values = (to_text(column[name]) if name in column else "-" for column in columns)
+            values = (to_text(column[name]) if name in column else _MISSING for column in columns)
             yield f"{name}: {' -> '.join(values)}"

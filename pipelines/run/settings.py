@@ -31,6 +31,7 @@ def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
     config = load(params, settings)
     if sections:
         write_sections(config, sections)
+        print(f"{sections}: has a file with the section of each stage")
     else:
         print(as_yaml(config), end="")
 

@@ -301,7 +301,7 @@ def chunks(values: Sequence[Any], count: int) -> list[Sequence[Any]]:
     return [values[start:stop] for start, stop in pairwise(bounds)]
 
 
-def text_plot(curves: Mapping[str, Curve], width: int) -> list[Text]:
+def text_plot(curves: Mapping[str, Curve], width: int, to_text: Callable[[float], str]) -> list[Text]:
     """Return the lines of a plot, which draws each curve with its number, and of a legend; empty without points."""
     columns = max(16, width - _LABEL_WIDTH - 1)
     points = [point for curve in curves.values() for point in curve]
@@ -316,7 +316,7 @@ def text_plot(curves: Mapping[str, Curve], width: int) -> list[Text]:
         for step, value in curve:
             row = round((high - value) / (high - low) * (_TEXT_ROWS - 1)) if high > low else _TEXT_ROWS // 2
             cells[row][round((columns - 1) * step / last_step)] = (str(number), color)
-    labels = {0: brief(high), _TEXT_ROWS - 1: brief(low)}
+    labels = {0: to_text(high), _TEXT_ROWS - 1: to_text(low)}
     lines = [Text.assemble(f"{labels.get(row, ''):>{_LABEL_WIDTH}} ", *line) for row, line in enumerate(cells)]
     axis = Text(f"{'step':>{_LABEL_WIDTH}} {'0':<{columns - 8}}{last_step:>8g}")
     return [*lines, axis, *legend]

@@ -69,7 +69,7 @@ def test_what_is_missing_is_known_before_the_first_stage(
     settings = ("report.gate.target=[gsm8k]", "train_sft.model.base=./nowhere", "register.registry=a.file")
     for options in ([], ["--dry-run"]):
         error = program("run", f"--params={SMOKE}", *(f"--set={each}" for each in settings), *options, code=2).error
-        assert error.startswith("error: 3 to correct before this run can start\n")
+        assert error.startswith("error: 3 problems to correct before this run can start\n")
         assert "train_sft.model.base: ./nowhere: no such folder" in error
         assert "register.registry: a.file is not a folder" in error
         assert 'report.gate.target: no test problem comes from "gsm8k"; sources with' in error

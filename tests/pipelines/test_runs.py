@@ -121,21 +121,24 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
 
 def test_runs_are_compared(outputs: Path, program: Program) -> None:
     """Keys that differ, accuracies and times side by side, and curves over common axes, each by its number."""
-    for name, accuracies in ((FINISHED, (0.0, 0.5, 1.0)), (FAILED, (1.0, 0.5))):
-        run = outputs / "runs" / name
-        (run / "params.yaml").write_text(f"train_grpo: {{num_steps: {len(accuracies)}, group_size: 4}}")
+    for name, accuracies, tools in ((FINISHED, (0.0, 0.5, 1.0), "{turns: 4}"), (FAILED, (1.0, 0.5), "null")):
+        run, num_steps = outputs / "runs" / name, len(accuracies)
+        (run / "params.yaml").write_text(f"train_grpo: {{num_steps: {num_steps}, sources: [{{k: 4, tools: {tools}}}]}}")
         rows = [{"step": step, "accuracy": each, "kl": None} for step, each in enumerate(accuracies, start=1)]
         jsonl.write_rows(run / "steps.jsonl", rows)
         _journal(run, {"stage": "train_grpo", "event": "started", "outputs": {"training": str(run)}})
     text = program("runs", "compare", FINISHED, FAILED).out
-    assert "params       train_grpo.num_steps: 3 -> 2\naccuracy" in text
-    assert " -> -" in text
+    assert (
+        "params       train_grpo.num_steps: 3 -> 2\n             train_grpo.sources.0.tools: turns 4 -> null\nacc"
+        in text
+    )
+    assert " -> (none)" in text
     shown = text.splitlines()
     plot = shown[shown.index("accuracy by step") + 1 :]
     top, bottom, middle = plot[0], plot[11], next(line for line in plot[1:11] if "2" in line)
-    assert top.split() == ["1", "2", "1"]  # the label, then the second run's first step and the first run's last
+    assert top.split() == ["100", "%", "2", "1"]  # the label, then the second run's first step and the first run's last
     assert top.index("2") < len(top) // 2 < len(top) - 1
-    assert bottom.split() == ["0", "1"]
+    assert bottom.split() == ["0", "%", "1"]
     assert middle.count("2") == 1  # where the two coincide the later run covers the earlier one
     assert plot[-2:] == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
     error = program("runs", "compare", FINISHED, FAILED, "--curve", "nonsense", code=2).error

@@ -38,7 +38,7 @@ def refused(form: Form, deployment: DeploymentConfig = DEPLOYMENT, clock: Clock 
         preflight(form, deployment, deadline_s=20.0, clock=clock)
     assert raised.value.exit_code == 2
     first, *lines = [line for line in str(raised.value).splitlines() if not line.startswith(NOT_CHECKED)]
-    assert not lines or first == f"{len(lines)} to correct before this run can start"
+    assert not lines or first == f"{len(lines)} problems to correct before this run can start"
     return lines or [first]
 
 

@@ -166,7 +166,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     write_params(Path("mine.yaml"), values)
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 9 to correct before this run can start"
+    assert first == "error: 9 problems to correct before this run can start"
     rewards = ("model.base", "weights.broken_rewards:any", "weights.my_rewards:bervity")
     assert sorted(line.split(": ")[1] for line in lines) == [
         *("prepare_data.sources.0.test", "prepare_data.sources.0.train", "register.registry", "register.storage"),

@@ -9,7 +9,7 @@ import pytest
 from components.shared import progress
 from components.shared.environment import CLUSTER_VARIABLE
 
-_LAST = "train_sft 5/5  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
+_LAST = "train_sft 5/5 steps  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def test_lines_per_interval(clock: Mock, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(progress, "_INTERVAL_S", 2.0)
     _run(clock)
     assert capsys.readouterr().out.splitlines() == [
-        "train_sft 2/5  loss 0.5  tokens per s 12,346  phase warm up  00:03 left",
-        "train_sft 4/5  loss 0.25  tokens per s 12,346  phase warm up  00:01 left",
+        "train_sft 2/5 steps  loss 0.5  tokens per s 12,346  phase warm up  00:03 left",
+        "train_sft 4/5 steps  loss 0.25  tokens per s 12,346  phase warm up  00:01 left",
         _LAST,
         "train_sft: done",
     ]

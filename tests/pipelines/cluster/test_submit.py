@@ -109,7 +109,7 @@ def test_a_params_file_is_what_it_changes_of_another_preset(pipeline: Path) -> N
         ([f"train_sft.model.prompt={{question}}{'x' * 10_000}"], ["overrides: has 1", "Kubeflow takes 10,000 for all"]),
         (
             ["train_grpo.num_steps=-1", "evaluate.num_samples=-1"],
-            ["2 to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
+            ["2 problems to correct before this run can start", "grpo_num_steps: ", "overrides.evaluate.num_samples: "],
         ),
         (["registry=https://user:s3cr3t@example.com/registry.git"], ["registry: contains a password or a token;"]),
     ],
