@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from components.shared.errors import PipelineError
 from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse
 from components.shared.statistics import mcnemar_p, paired_gain_interval, score
+from pipelines.tables import changes
 
 EVALUATION = "evaluation/grpo"  # folder of a version with the records of its policy
 
@@ -116,7 +116,7 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
 
 
 def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
-    """Return the differences of two versions as lists of lines, and accuracies or why they are `incomparable`."""
+    """Return the differences of two versions by kind, and accuracies or why they are `incomparable`."""
     accuracies, incomparable = [], None
     evaluations = evaluations_of(snapshot, first.version, second.version)
     try:
@@ -125,9 +125,9 @@ def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[st
         incomparable = f"{error}; to compare them, run `{how_to_compare(first, second, snapshot.location)}`"
     before, after = (each.made_by.environment("train_grpo") for each in (first, second))
     return {
-        "settings": list(_changes(first.settings, second.settings)),
-        "data": list(_changes(first.data, second.data)),
-        "code": list(_changes(_code(first.made_by), _code(second.made_by))),
+        "settings": changes(first.settings, second.settings),
+        "data": changes(first.data, second.data),
+        "code": changes(_code(first.made_by), _code(second.made_by)),
         "environment": environment_differences(before, after) if before and after else [],
         "accuracies": accuracies,
         "incomparable": incomparable,
@@ -147,14 +147,6 @@ def _accuracy(source: str, outcome: Outcome) -> dict[str, Any]:
         "only_second_right": counts.only_second,
         "p_value": mcnemar_p(counts),
     }
-
-
-def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each key whose values differ."""
-    for key in {**first, **second}:
-        before, after = first.get(key, "(none)"), second.get(key, "(none)")
-        if before != after:
-            yield f"{key}: {before} -> {after}"
 
 
 def _code(made_by: Lineage) -> dict[str, str]:

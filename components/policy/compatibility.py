@@ -44,7 +44,7 @@ def prepare_model(model: PreTrainedModel) -> None:
         model.set_attn_implementation(attention)
         vars(model.get_output_embeddings()).pop("forward", None)
         reason = str(error) if isinstance(error, PipelineError) else f"{type(model).__name__} takes no layout"
-        _require_padded_rows(use_padded_rows(model, reason))
+        _require_trainable_in_padded_rows(use_padded_rows(model, reason))
         if versions != [each._version for each in model.parameters()]:  # as RWKV does, outside of training mode
             raise PipelineError(
                 f"{type(model).__name__} cannot be trained here: it changes its weights as it reads"
@@ -52,13 +52,13 @@ def prepare_model(model: PreTrainedModel) -> None:
 
 
 def _probes(model: PreTrainedModel) -> list[TokenSequence]:
-    """Return groups of sequences of random tokens to try a model with; the sequences of a group share their prompt.
+    """Return sequences of random tokens to try a model with; those of a group follow each other and share their prompt.
 
-    Their ends differ: a layer that reads the preceding token of the row, not of the sequence, reads another token.
+    Their last tokens differ, which reveals a layer that reads the preceding token of the row, not of the sequence.
     """
     draw = partial(random.Random(0).choices, range(len(model.get_input_embeddings().weight)))
-    prompts = [(tuple(draw(k=length)), lengths) for length, lengths in _PROBE_LENGTHS]
-    return [TokenSequence(prompt, tuple(draw(k=length))) for prompt, lengths in prompts for length in lengths]
+    groups = [(tuple(draw(k=prompt_length)), lengths) for prompt_length, lengths in _PROBE_LENGTHS]
+    return [TokenSequence(prompt, tuple(draw(k=length))) for prompt, lengths in groups for length in lengths]
 
 
 @torch.no_grad()
@@ -85,7 +85,7 @@ def require_packed_rows(model: PreTrainedModel) -> None:
         raise _unusual_logits(model)
 
 
-def _require_padded_rows(model: PreTrainedModel) -> None:
+def _require_trainable_in_padded_rows(model: PreTrainedModel) -> None:
     """Raise PipelineError if a row's log-probabilities depend on other rows or later tokens, or differ with a cache."""
     name, sequences = type(model).__name__, _probes(model)
     try:
@@ -97,7 +97,7 @@ def _require_padded_rows(model: PreTrainedModel) -> None:
         if out_of_memory(error) is not None:
             raise
         raise PipelineError(f"{name} cannot be trained here: {' '.join(str(error).split())[:200]}") from None
-    if not is_causal or not _are_close(model, padded_M, prefix_M):
+    if not is_causal or not _are_close(model, padded_M, prefix_M):  # the second finds what depends on other rows, too
         raise PipelineError(f"{name} cannot be trained here: what it computes of a text depends on what follows it")
     if not is_cache_exact:
         raise PipelineError(f"{name} cannot be trained here: with its cache it computes other logits than without")

@@ -90,13 +90,15 @@ def run(arguments: dict[str, Any]) -> None:
 def preflight(
     form: Form, deployment: DeploymentConfig, *, deadline_s: float = DEADLINE_S, clock: Clock | None = None
 ) -> Ready:
-    """Return the sections that the run form means, with the commit of the data in the place of a branch or tag.
+    """Return the sections that the run form means, their page, and whether the run would repeat the newest version.
+
+    The sections name the commit of the data in the place of a branch or tag.
 
     Raises:
         PipelineError: Something is wrong; all of it is named, a line each.
         RetryableError: Nothing is known to be wrong, but the cluster or one of its webhooks does not answer.
     """
-    # Before all else, so that no other line repeats it.
+    # First, so that no other message repeats a password.
     raise_all(inputs.passwords(form))
     secrets = inputs.training_secrets(deployment)
     sections, wrong = sections_of(form, deployment, commit=_ANY_COMMIT, secrets=secrets)
@@ -121,9 +123,8 @@ def preflight(
     for line in advisories(params):
         say("preflight", f"warning: {in_the_form(line)}")
     repeats = _what_it_repeats(params) if form[SKIP_IF_UNCHANGED] else ""
-    notes = capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
-    looked_up = {"nothing new": repeats, "data at commit": commit}
-    notes = {name: value for name, value in looked_up.items() if value} | notes
+    notes = {name: value for name, value in {"nothing new": repeats, "data at commit": commit}.items() if value}
+    notes |= capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
     return Ready(sections, page(form, sections, notes), bool(repeats))
 
 

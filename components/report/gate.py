@@ -213,7 +213,7 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
 
 def _reason(part: Mapping[str, Any], claim: Claim) -> str:
     source, gain, level = part["source"], part["gain"], part["level"]
-    if level is None:
+    if level is None:  # not a target: only a loss is tested
         return f"{source}: changed by {points(gain)} points, {_bound(part['lower_bound'], claim.level, -claim.margin)}"
     text = f"{source}: {'gained' if gain >= 0 else 'lost'} {abs(100 * gain):.1f} points, "
     if level == 0:  # Holm's procedure stopped before

@@ -126,23 +126,22 @@ def render_report(
     `findings` and `verdict` are those of the inputs, if they are known already.
     """
     here = Path(__file__).parent
-    findings, run = findings or read_findings(config, folders, verdict), run or RunFacts()
+    findings = findings or read_findings(config, folders, verdict)
+    run = run or RunFacts()
     configs, training = findings.provenance.configs.items(), findings.training
-    validated: list[_Panel] = []
+    panels: list[_Panel] = []
     if training:
         title = "Validation accuracy, with the policy's step"
-        validated = [(title, [], charts.validation_chart(training["validation"], title, training["policy_step"]))]
+        panels = [(title, [], charts.validation_chart(training["validation"], title, training["policy_step"]))]
+    panels += _panels(folders["grpo_training"], _GRPO_CURVES)
+    panels += (panel for panel in _panels(folders["grpo_training"], _TOOL_CURVES) if panel[-1])  # none without tools
+    panels += _panels(folders["sft_training"], _SFT_CURVES)
     values = {
         "findings": findings,
         "target": findings.verdict["target"],
         "models": MODELS,
         "colors": charts.MODEL_COLORS,
-        "panels": [
-            *validated,
-            *_panels(folders["grpo_training"], _GRPO_CURVES),
-            *(panel for panel in _panels(folders["grpo_training"], _TOOL_CURVES) if panel[-1]),
-            *_panels(folders["sft_training"], _SFT_CURVES),
-        ],
+        "panels": panels,
         "phases": charts.phase_chart(run.timings) if run.timings else None,
         "examples": _choose_examples(findings.pairs, config.num_examples),
         "configs": {

@@ -258,6 +258,6 @@ class Trajectory:
         text = self._decode(ids)
         if not self._has_stop_text:
             return text
-        # Stop texts in earlier turns and observations stay.
-        before = self._checkpoint.decode(ids[: len(self._ids_before_fork) + self._turn_start])
-        return before + self._rollout.stop.before(text.removeprefix(before))
+        # Only the last turn is cut: stop texts in earlier turns and observations stay.
+        earlier = self._checkpoint.decode(ids[: len(self._ids_before_fork) + self._turn_start])
+        return earlier + self._rollout.stop.before(text.removeprefix(earlier))

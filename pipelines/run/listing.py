@@ -8,10 +8,9 @@ import stat
 import sys
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import yaml
@@ -28,10 +27,7 @@ from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAM
 from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
-from pipelines.tables import aligned, print_json, print_labelled
-
-_MISSING = "(none)"  # value of a key, accuracy or time that a run lacks
-_SECTION_WIDTH = 60
+from pipelines.tables import MISSING, aligned, change_lines, changes, print_json, print_labelled
 
 
 def list_runs(text: str, *, as_json: bool) -> None:
@@ -100,10 +96,7 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
     full_names = [run.name for run in runs]
     if not 2 <= len(runs) <= len(COLORS):
         raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(runs)}")
-    settings = list(map(_settings, runs))
-    every_key = dict.fromkeys(key for each in settings for key in each)
-    values_by_key = {key: [each.get(key) for each in settings] for key in every_key}
-    params = {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
+    params = changes(*map(_settings, runs))
     accuracies = list(map(_accuracy_by_source, runs))
     stages = [run.stages.values() for run in runs]
     seconds = [{stage.name: stage.seconds for stage in each if stage.seconds is not None} for each in stages]
@@ -111,7 +104,7 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
         print_json({"runs": full_names, "params": params, "accuracy": accuracies, "seconds": seconds})
         return
     print(" -> ".join(full_names))
-    print_labelled("params", _changed(settings, params) or ["same"])
+    print_labelled("params", change_lines(params))
     print_labelled("accuracy", _side_by_side(accuracies, percent))
     print_labelled("times", _side_by_side(seconds, duration))
     _plot({run.name: steps_of(run) for run in runs}, curve)
@@ -299,23 +292,6 @@ def _settings(run: Run) -> dict[str, str]:
     return {key: value for name, section in (sections or {}).items() for key, value in flat(name, section)}
 
 
-def _changed(settings: Sequence[Mapping[str, str]], keys: Collection[str]) -> list[str]:
-    """Return a line for each key with its value in each run; a section that some runs lack is one line."""
-    lines = []
-    for key in keys:
-        if not any(key.startswith(f"{other}.") for other in keys):
-            values = [each.get(key) or _section(each, key) or _MISSING for each in settings]
-            lines.append(f"{key}: {' -> '.join(values)}")
-    return lines
-
-
-def _section(settings: Mapping[str, str], key: str) -> str:
-    """Return the keys below `key` with their values, shortened; empty if there is none."""
-    start = f"{key}."
-    pairs = [f"{name.removeprefix(start)} {value}" for name, value in settings.items() if name.startswith(start)]
-    return shorten(", ".join(pairs), _SECTION_WIDTH, placeholder=" ...")
-
-
 def _accuracies(run: Run) -> Iterator[str]:
     """Yield a line for each source, with the accuracy of each model."""
     models = run.figures.get("models") or {}
@@ -328,5 +304,5 @@ def _side_by_side(columns: Sequence[Mapping[str, float]], to_text: Callable[[flo
     """Yield a line for each name in any column with its values, except for accuracies by model alone."""
     for name in dict.fromkeys(name for column in columns for name in column):
         if name not in MODELS:
-            values = (to_text(column[name]) if name in column else _MISSING for column in columns)
+            values = (to_text(column[name]) if name in column else MISSING for column in columns)
             yield f"{name}: {' -> '.join(values)}"

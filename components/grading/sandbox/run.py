@@ -71,11 +71,12 @@ def run(code: str, calls: Sequence[str]) -> list[Outcome]:
         sent, printed, ending = _run_process(code, calls)
     except OSError as error:
         raise _unavailable(str(error)) from None
+    # A line on the confinement and one per call; anything after them is dropped.
     outcomes = [_outcome(line) for line in sent.split(b"\n", len(calls) + 1)[:-1]]
     last_printed = printed.decode(errors="replace").strip().rpartition("\n")[2]
-    is_confined = outcomes.pop(0) if outcomes else Failed(f"{ending}; {last_printed}")
-    if isinstance(is_confined, Failed):
-        raise _unavailable(is_confined.reason)
+    confinement = outcomes.pop(0) if outcomes else Failed(f"{ending}; {last_printed}")
+    if isinstance(confinement, Failed):
+        raise _unavailable(confinement.reason)
     return outcomes + [Failed(f"was not finished: {ending}")] * (len(calls) - len(outcomes))
 
 
