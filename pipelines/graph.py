@@ -133,7 +133,7 @@ def cluster_graph(params: Params) -> GraphComponent:
     """Return the graph for a cluster, whose form has the values of `params`; keys without a field are compiled in."""
     defaults, deployment = form_of(params), params.deployment
 
-    def graph(*values: Any) -> None:
+    def graph(*values: Any) -> None:  # a value for each field of the form, whose signature is set below
         form = dict(zip(parameters(), values, strict=True))
         run_id = dsl.PIPELINE_JOB_ID_PLACEHOLDER
         compiled_in = {DEPLOYMENT: deployment.model_dump(mode="json"), PRESET: defaults[PRESET]}

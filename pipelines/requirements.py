@@ -113,7 +113,7 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
 def _ungradable(params: Params) -> Iterator[str]:
     """Yield a line if data validation would refuse answers in the first rows of the user's own data."""
     user_sources = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
-    if user_sources and not params.prepare_data.repository:
+    if user_sources and not params.prepare_data.repository:  # a repository would have to be downloaded
         problems = [*first_problems(params.prepare_data.model_copy(update={"sources": user_sources}))]
         if defect := ungradable(problems, params.train_sft.model.answer):
             yield f"prepare_data.sources: among the first rows, {defect}"

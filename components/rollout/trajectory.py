@@ -84,14 +84,14 @@ class Trajectory:
         """The completion up to the last fork."""
         self._forks: list[tuple[int, tuple[int, ...]]] = []
         self._environment_spans: list[tuple[int, int]] = []
-        """As `TokenSequence.environment`; `_forks` as `TokenSequence.forks`."""
+        """This and `_forks` are as in `TokenSequence`."""
         self._turns: list[Turn] = []
         self._turn_start = 0
         """The place in `ids` at which the current turn begins."""
         self._episode: Episode | None = None
         self._finished = self._has_stop_text = False
         self._check_at = 0
-        """The value of `num_sampled` at which no tokens are left; stored, as it is compared at each token."""
+        """The value of `num_sampled` at which no tokens will be left; stored, as it is compared at each token."""
         self._failure: str | None = None
         self._end_if_no_tokens_left()
 

@@ -163,15 +163,15 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
 def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
     """Write into NOT_RESUMED which unfinished work of the same name and data is not resumed, and how it differs.
 
-    Work that is in use does not count. On Kubeflow names are not compared: each run has its own, even a clone.
+    Work that is in use does not count. On Kubeflow, names are not compared: even a clone of a run has another name.
     """
     this_name, lines = run_name(), list[str]()
     for other in sorted(folder.parent.glob("[!.]*/")):
         with suppress(PipelineError):  # a file of another run may be half written
             step, known, name = last_step(other), fingerprint_in(other), name_in(other)
             has_same_data = known is not None and known["inputs"] == fingerprint["inputs"]
-            has_same_name = not this_name or base_name(name) == base_name(this_name)
-            if step is not None and has_same_data and has_same_name and not is_in_use(other):
+            may_be_same_run = not this_name or base_name(name) == base_name(this_name)
+            if step is not None and has_same_data and may_be_same_run and not is_in_use(other):
                 run = f" (run {name})" if name else ""
                 lines.append(f"{other}{run}: step {step}: {lineage.differences(stage, known, fingerprint)}")
     if lines:

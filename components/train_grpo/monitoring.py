@@ -36,6 +36,8 @@ _MIN_MIXED = 0.25
 """Share of groups whose rewards differ, below which the first rollout prints advice."""
 _MAIN_CAUSE = 0.5
 """Share of completions from which the advice is about this cause alone."""
+_ENOUGH_ENDED = 0.1
+"""Share of completions that end, from which on their share of right answers tells something."""
 _RARELY_RIGHT = 0.1
 """Share of right answers among the completions that end, below which a higher token limit would not help."""
 _COLUMNS_SHOWN = {
@@ -143,7 +145,7 @@ def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str
     if truncated >= _MAIN_CAUSE:
         limit, ended = config.sampling.max_new_tokens, 1 - truncated
         cause = f"Most completions are truncated at {limit} tokens"
-        if ended >= _RARELY_RIGHT and shares.get("right", 0.0) < _RARELY_RIGHT * ended:
+        if ended >= _ENOUGH_ENDED and shares.get("right", 0.0) < _RARELY_RIGHT * ended:
             return (
                 f"{cause}, and those that end are hardly ever right: fine-tune the model first (train_sft.num_steps), "
                 "on solutions that end as its prompt asks; a higher limit alone would not help"

@@ -59,14 +59,14 @@ def line_steps(completion: "Completion", grade: Grade, decode: Callable[[Sequenc
     at the same token are one step. What an environment wrote has no steps.
     """
     ids = completion.tokens.sampled_ids
-    text_by_end: dict[int, str] = defaultdict(str)
-    start = 0
-    for stop, text in [(turn.end, turn.text) for turn in completion.turns] or [(len(ids), completion.text)]:
+    turns = [(turn.end, turn.text) for turn in completion.turns] or [(len(ids), completion.text)]
+    text_by_end, start = defaultdict[int, str](str), 0
+    for stop, text in turns:
         lines = _lines(text)
         for end, line in zip(_token_ends(ids[start:stop], lines, decode), lines, strict=True):
             text_by_end[start + end] += line
         start = stop
-    ends = sorted({*text_by_end, len(ids)})
+    ends = sorted({*text_by_end, len(ids)})  # tokens without text may follow the last line
     return _steps(ends, [text_by_end[end] for end in ends], grade)
 
 

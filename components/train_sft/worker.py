@@ -130,7 +130,7 @@ def _policy_and_curves(
 def _step(
     config: TrainSFTConfig, checkpoint: Checkpoint, policy: Policy, examples: Sequence[TokenSequence], step: int
 ) -> dict[str, float]:
-    """Take step `step` (from 1) on the mean negative log-likelihood of the sampled tokens; return its metrics."""
+    """Take step `step` (from 1) on the mean negative log-likelihood of the solutions' tokens; return its metrics."""
     num_tokens = sum(example.num_sampled for example in examples)
     shard = pack_shard(
         policy.ranks,

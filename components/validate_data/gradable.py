@@ -41,13 +41,14 @@ def grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
         of_solutions, of_numbers = verify(solutions), verify(numbers)
     verdicts = []
     for problem, of_solution, of_number in zip(problems, of_solutions, of_numbers, strict=True):
-        is_sentence = _SENTENCE.search(problem.answer) is not None and of_number.verdict is Verdict.WRONG
-        matches_only_itself = is_sentence or of_number.verdict is Verdict.UNSCORABLE
+        is_sentence = _SENTENCE.search(problem.answer) is not None
+        is_unreadable = of_number.verdict is Verdict.UNSCORABLE
+        matches_only_itself = is_unreadable or (is_sentence and of_number.verdict is Verdict.WRONG)
         verdicts.append(str(of_number.verdict if matches_only_itself else of_solution.verdict))
     return verdicts
 
 
 def _number_in(answer: str) -> str:
-    """Return the number in an answer; if there is none, or several, one that hardly any problem asks for."""
+    """Return the number in an answer; if there is none, or several, one that the grader has to call wrong."""
     numbers = _NUMBER.findall(answer)
     return numbers[0] if len(numbers) == 1 else "-31415.9"

@@ -44,7 +44,7 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
     jsonl.write_json(validation / "result.json", result)
     page = render(_TEMPLATE, result=result, config=config, digest=lineage.digest(problems))
     (validation / PAGE).write_text(page, encoding="utf-8")
-    # In full, since the log is the only output that Kubeflow keeps of a failed task.
+    # All but the first, which the error names: the log is the only output that Kubeflow keeps of a failed task.
     for outcome in (*rejected[1:], *missed["warning"], *missed["info"]):
         say("validate_data", f"{outcome.severity}: {_describe(outcome)}")
     if rejected:

@@ -47,7 +47,7 @@ def main(descriptor: str, parent: str, function: str, arguments: str, memory_byt
     end_with_parent(int(parent))  # a process forked by the parent may hold the other end open and outlive it
     _adopt_orphans()
     limit(resource.RLIMIT_CORE, 0)
-    # The signals may be ignored or blocked by inheritance; the ends of workers would then go unnoticed.
+    # Inherited settings may ignore or block the signals of a worker's time limit (SIGPROF) and of its end (SIGCHLD).
     for number in (signal.SIGPROF, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})

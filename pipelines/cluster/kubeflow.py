@@ -76,7 +76,7 @@ class Kubeflow:
 
             def _load_config(self, *arguments: Any) -> Any:
                 config = super()._load_config(*arguments)
-                config.retries = Retry(2, read=0)
+                config.retries = Retry(2, read=0)  # of failed connections
                 return config
 
             def get_kfp_healthz(self, sleep_duration: int = 0) -> Any:

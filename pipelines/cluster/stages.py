@@ -45,7 +45,7 @@ class Stage:
 
 
 def stages(run: Any) -> list[Stage]:
-    """Return all stages of a run: in order of their start, followed by those that have not begun."""
+    """Return all stages of a run: in order of their start, then skipped ones, then those that have not begun."""
     details = run.run_details.task_details if run.run_details else None
     graph = _Graph(run.pipeline_spec or {}, details or [])
     unsorted = graph.stages(graph.pipeline.get("root", {}), graph.roots)

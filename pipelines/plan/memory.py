@@ -45,7 +45,8 @@ def memory_of(run: Run) -> dict[str, float]:
     fixed = parts["weights"] + parts["optimizer"] + resident + sampler_copy
     return {
         **parts,
-        # vLLM sleeps while the policy is updated, and there are no gradients while it samples.
+        # vLLM sleeps while the policy is updated. While it samples there are no gradients; while ZeRO 3 gathers weights
+        # for it, no cache.
         "update_peak": update + (0.0 if run.sampler == "vllm" else sampler_copy),
         "sampling_peak": fixed + max(parts["kv_cache"] + parts["sampling"], parts["gathered"]),
     }
@@ -90,10 +91,10 @@ def _activations(run: Run) -> float:
     shape, size = run.shape, run.element_bytes
     # Gradient checkpointing saves only the input of each layer.
     layer = shape.hidden_size * size if run.gradient_checkpointing else layer_bytes_per_token(run)
-    # Before and after the layers: indices, rotations, the last norm, and what the output layer saves.
     indices, rotations = 4 * _INDEX_BYTES, 2 * size * shape.head_size
-    ends = indices + rotations + shape.hidden_size * (4 + size) + shape.hidden_size * size + 3 * 4
-    return float(run.tokens_at_once * (shape.num_layers * layer + ends))
+    last_norm = shape.hidden_size * (4 + size)
+    output_layer = shape.hidden_size * size + 3 * 4
+    return float(run.tokens_at_once * (indices + rotations + shape.num_layers * layer + last_norm + output_layer))
 
 
 def layer_bytes_per_token(run: Run) -> int:

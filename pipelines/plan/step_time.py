@@ -44,7 +44,7 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
     recomputed = 1.0
     if not run.gradient_checkpointing:
         recomputed = run.shape.head_weights / (run.shape.active_weights + run.shape.head_weights)
-    update_passes = run.updates * (1.0 + backward + recomputed)
+    update_passes = run.updates * (1.0 + backward + recomputed)  # each over all completions
     rate = gpu.bf16_rate if run.element_bytes == 2 else gpu.fp32_rate
     seconds = {
         SAMPLING: _sampling_s(run, gpu, rate),

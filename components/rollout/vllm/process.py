@@ -330,8 +330,8 @@ def server_command(
 ) -> list[str]:
     """Return the command of the server with this number, without the option for its address."""
     if config.synchronise == "adapters" and lora is not None:
-        lora = with_named_targets(lora, load_without_weights(checkpoint).model)
-    gpu_seed = None if devices is None else number
+        lora = with_named_targets(lora, load_without_weights(checkpoint).model)  # vLLM does not know `all-linear`
+    gpu_seed = None if devices is None else number  # so that servers sample differently
     arguments: dict[str, Any] = {
         **engine_arguments(config, dtype, lora, gpu_seed=gpu_seed, has_tokenizer=has_tokenizer),
         "model": str(checkpoint),

@@ -91,15 +91,16 @@ def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: tor
         return loaded
     for name, module, attribute, parameter in _parameters(model):
         layout = layouts[id(parameter)]
-        origins = copies.get(_storage(layout), {})
-        if sum(torch.Size(view.size).numel() for view in origins) != layout.numel():
+        origin_by_view = copies.get(_storage(layout), {})
+        num_loaded = sum(torch.Size(view.size).numel() for view in origin_by_view)
+        if num_loaded != layout.numel():
             loaded["unverified"].append(f"{name} is not loaded, or only in part")
             continue
         values = list(_values(module, attribute, parameter, layout))
         if not values:
             loaded["unverified"].append(f"{name} has a form that cannot be compared")
         for each in values:
-            _add(loaded, name, each, layout.dtype, origins)
+            _add(loaded, name, each, layout.dtype, origin_by_view)
     return loaded
 
 
@@ -255,10 +256,10 @@ def _adapter_copies(
 
 
 def renew_output_layer(model: Any) -> None:
-    """Make an output layer that shares the weights of the embeddings compute with the new ones.
+    """Renew the output layer's copy of the weights that it shares with the embeddings, after new ones were loaded.
 
-    On CPUs the layer has a packed copy of them, which loading weights does not renew. Some models, such as Gemma, have
-    no separate output layer; loading renews the copy of their embeddings.
+    The layer has such a copy, a packed one, on CPUs, and loading does not renew it. Some models, such as Gemma, have no
+    separate output layer; loading renews the copy of their embeddings.
     """
     head = getattr(model, "lm_head", None)
     if model.config.tie_word_embeddings and head is not None:
