@@ -230,13 +230,13 @@ def _add_models(commands: Any) -> None:
     option("--remove", action="store_true", help="remove the checkpoints of RUN")
     text = "the audit trail: who registered, promoted and rolled back which version, when and why"
     _add(actions, "history", f"{models}:history", text, name, _REGISTRY, _JSON)
-    text = "make a version the champion, if it is undamaged, not worse, and answers through vLLM"
+    text = "make a version the champion, if it is undamaged, no worse than the last, and answers through vLLM"
     option = _add(actions, "promote", "pipelines.promotion:promote", text, _VERSION, _REGISTRY, _REASON)
     option("--alias", default="champion", help="give another alias, with fewer checks")
     option("--force", action="store_true", help="promote although a check fails, which is recorded")
     text = "evaluation of the champion on the problems of VERSION, if its own used others"
     option("--champion-evaluation", dest="evaluation", type=Path, metavar="FOLDER", help=text)
-    text = "make the version before the champion again"
+    text = "make the previous champion the champion again"
     option = _add(actions, "rollback", "pipelines.promotion:roll_back", text, _REGISTRY, _REASON)
     option("name", metavar="NAME", nargs="?", help="name of the model, if there are several")
 
@@ -247,9 +247,11 @@ def _add_evaluate(commands: Any) -> None:
     option("model", metavar="MODEL", nargs="?", help=_MODEL)
     option("--list", dest="listed", action="store_true", help="print the names of the protocols and exit")
     option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help="may be repeated")
-    text = "raw files or problems (default: those of MODEL if it is a run, else data/raw)"
+    text = "raw or prepared problems (default: those of MODEL if it is a run, else data/raw)"
     option("--data", type=Path, metavar="DIR", help=text)
-    option("--examples", type=Path, metavar="FILE", help="solved examples in place of those of the training split")
+    option(
+        "--examples", type=Path, metavar="FILE", help="solved examples for the prompt (default: of the training split)"
+    )
     option("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
     # The following options are keys of the section `evaluate`, and have their names.
     option("--limit", type=int, metavar="N", help="number of problems to draw (default: all)")
@@ -260,7 +262,7 @@ def _add_evaluate(commands: Any) -> None:
     option("--max-batch-size", type=int, metavar="N", help="answers generated at once (default: 256)")
     option("--dtype", help="auto, float32, bfloat16 or float16 (default: auto, the checkpoint's)")
     option("--system-prompt", metavar="TEXT", help="for protocols with chat (default: the chat template's own)")
-    text = "environment of the model: calculator, python, search or package.module:Class (default: the protocol's)"
+    text = "tools that the model may call: calculator, python, search or package.module:Class (default: the protocol's)"
     option("--tools", metavar="ENVIRONMENT", help=text)
     option("--max-turns", type=int, metavar="N", help="turns of the model, with --tools (default: 4)")
     option("--sampler", choices=["transformers", "vllm"], default="transformers", help="(default: %(default)s)")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 LABEL_WIDTH = 13
-MISSING = "(none)"  # value of a setting that one side lacks
+MISSING = "(absent)"  # value of a setting that one side lacks
 _MAX_CHARACTERS = 80
 
 

@@ -245,4 +245,4 @@ def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: M
 
 
 def _reason(verdict: Mapping[str, Any]) -> str:
-    return "; ".join(verdict["reasons"]) or "passed the gate"
+    return f"missed the gate: {'; '.join(verdict['reasons'])}" if verdict["reasons"] else "passed the gate"

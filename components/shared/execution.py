@@ -238,7 +238,7 @@ def environment_differences(one: Environment, other: Environment) -> list[str]:
     for mapping in ("packages", "variables"):
         old, new = before.pop(mapping), after.pop(mapping)
         names = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
-        differences += [f"{name} {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in names]
+        differences += [f"{name} {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}" for name in names]
     for key, value in before.items():
         if value != after[key]:
             differences.append(f"{key.replace('_', ' ')}: {_words(value)} -> {_words(after[key])}")

@@ -327,7 +327,7 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
         return "its fingerprint is unknown"
     old, new = dict(flat(stage, before["config"])), dict(flat(stage, now["config"]))
     keys = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    parts = [f"{name}: {old.get(name, '(none)')} -> {new.get(name, '(none)')}" for name in keys[:_NUM_LISTED]]
+    parts = [f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}" for name in keys[:_NUM_LISTED]]
     if len(keys) > _NUM_LISTED:
         parts.append(f"{len(keys) - _NUM_LISTED} more keys")
     parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]

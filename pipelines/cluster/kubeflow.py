@@ -55,7 +55,7 @@ class Kubeflow:
             forward = "kubectl port-forward --namespace kubeflow service/ml-pipeline-ui 8080:80"
             raise PipelineError(
                 f"no address of Kubeflow Pipelines: pass --endpoint URL or set {ENDPOINT_VARIABLES[0]}, such as "
-                f"http://localhost:8080 behind `{forward}`"
+                f"http://localhost:8080 after `{forward}`"
             )
         self.endpoint = (endpoint or _IN_CLUSTER).rstrip("/")
         self._namespace = namespace

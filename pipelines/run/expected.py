@@ -33,7 +33,7 @@ class Expectation:
     def __str__(self) -> str:
         if self.reused_from:
             return f"unchanged: from {self.reused_from}"
-        before = f"; took {duration(self.seconds)} before" if self.seconds is not None else ""
+        before = f"; took {duration(self.seconds)} the last time" if self.seconds is not None else ""
         step = f"; resumes after step {self.step} of {self.num_steps}" if self.step is not None else ""
         return f"runs: {self.reason}{step}{before}"
 

@@ -119,7 +119,7 @@ def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -
     if figures and curve not in figures:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
     if lines:
-        screen.show(f"{curve} by step")
+        screen.show(f"{curve} in the steps of train_grpo")
     for line in lines:
         screen.show(line)
 
@@ -145,6 +145,7 @@ def remove(names: Sequence[str], *, yes: bool) -> int:
     try:
         has_agreed = yes or input("remove? [y/N] ").strip().lower() == "y"
     except EOFError:
+        print()
         raise PipelineError("runs rm: no terminal to ask for confirmation; pass --yes") from None
     if not has_agreed:
         print("nothing was removed")

@@ -132,9 +132,9 @@ def test_runs_are_compared(outputs: Path, program: Program) -> None:
         "params       train_grpo.num_steps: 3 -> 2\n             train_grpo.sources.0.tools: turns 4 -> null\nacc"
         in text
     )
-    assert " -> (none)" in text
+    assert " -> (absent)" in text
     shown = text.splitlines()
-    plot = shown[shown.index("accuracy by step") + 1 :]
+    plot = shown[shown.index("accuracy in the steps of train_grpo") + 1 :]
     top, bottom, middle = plot[0], plot[11], next(line for line in plot[1:11] if "2" in line)
     assert top.split() == ["100", "%", "2", "1"]  # the label, then the second run's first step and the first run's last
     assert top.index("2") < len(top) // 2 < len(top) - 1

@@ -22,7 +22,7 @@ from tests.report.synthetic import SKILL
 
 NAME = "grpo-policy"
 BETTER = {"words": 0.95, "gsm8k": 0.5}
-SERVED = "vLLM 0.0 in float32: 8 of 8 answers token for token"
+SERVED = "vLLM 0.0 in float32: 8 of 8 answers as evaluated, token for token"
 
 
 def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1) -> None:

@@ -115,7 +115,7 @@ def _fingerprint(**changes: Any) -> dict[str, Any]:
     [
         (
             _fingerprint(code="c2", config={"rate": 0.5}),
-            "train.rate: 0.5 -> (none); train.seed: (none) -> 1; changed code",
+            "train.rate: 0.5 -> (absent); train.seed: (absent) -> 1; changed code",
         ),
         (None, "its fingerprint is unknown"),
     ],

@@ -126,7 +126,7 @@ def test_differences_between_environments_are_told_in_words() -> None:
     assert environment_differences(one, one) == []
     assert environment_differences(one, other) == [
         "torch 2.13.0 -> 2.12.0",
-        "OMP_NUM_THREADS 2 -> (none)",
+        "OMP_NUM_THREADS 2 -> (absent)",
         "num cores: 2 -> 8",
         "gpus: none -> H200, H200",
     ]
