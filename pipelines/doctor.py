@@ -125,7 +125,7 @@ def _machine() -> Iterator[Finding]:
     cores, busy = available_cores(), os.getloadavg()[0]
     bf16 = "with" if _has_bf16_instructions() else "without"
     text = f"{cores} cores {bf16} instructions for bf16; load {busy:.1f} in the last minute"
-    remedy = "other programs use the cores: until they end, training takes about twice as long"
+    remedy = "other programs use the cores: until they end, training may take up to twice as long"
     yield _finding("cores", text, busy > _BUSY_FRACTION * cores, remedy)
     path = Path("/proc/meminfo")
     if path.is_file():
@@ -155,7 +155,7 @@ def _gpu_and_torch() -> Iterator[Finding]:
         remedy = "another process holds its memory: `nvidia-smi` names it"
         yield _finding("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
-        yield Finding("gpu", "ok", "none (nvidia-smi finds no GPU): large models train slowly here")
+        yield Finding("gpu", "ok", "none (nvidia-smi finds none): small models can be trained without")
     yield _torch(gpus)
 
 

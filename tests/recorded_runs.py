@@ -33,7 +33,7 @@ def make(preset: str, folder: Path) -> dict[str, Any]:
 def results(printed: str) -> list[str]:
     """Return the printed lines that do not depend on speed, with single spaces: validations, last step, final table."""
     lines = [re.sub(r"\s+", " ", line.strip()) for line in printed.splitlines()]
-    steps = [line for line in lines if re.match(r"step \d+: validation|(\d+)/\1 reward", line)]
+    steps = [line for line in lines if re.match(r"step \d+: validation|(\d+)/\1 steps reward", line)]
     table = lines[lines.index("on held-out problems base SFT GRPO") :]
     end = next(number for number, line in enumerate(table) if line.startswith("report "))
     return [line.partition(" tokens per s")[0] for line in [*steps, *table[:end]] if line]

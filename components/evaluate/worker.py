@@ -26,6 +26,7 @@ from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.environment import available_cores
 from components.shared.errors import explain_out_of_memory
+from components.shared.page import percent
 from components.shared.problem import Problem
 from components.shared.progress import Progress, progress, say
 from components.shared.tools import environment_materials
@@ -83,7 +84,7 @@ class Evaluator:
         bar.advance(
             len(new),
             model=self.name,
-            **{name: fmean(each) for name, each in right.items()},
+            **{f"{name}_accuracy": percent(fmean(each)) for name, each in right.items()},
             length=fmean(record["num_tokens"] for record in records if record["sample"] == 0),
             tokens_per_s=bar.rate(num_tokens),
         )

@@ -50,7 +50,7 @@ class Reason(StrEnum):
     # Different.
     OTHER_NUMBER = "different number", "Both are numbers, and their values or units differ."
     OTHER_VALUE = "different value", "Their values differ, for some values of their variables at least."
-    OTHER_PARTS = "different parts", "A value, a name, the number of parts, the order or the brackets differ."
+    OTHER_PARTS = "different parts", "The parts differ in a value, a name, their number, their order or the brackets."
     OTHER_RELATION = "different relation", "The two equations, inequalities or regions have different solutions."
     OTHER_WORDS = "different words", "The words differ, or the answer names another choice."
     OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation, not a number."

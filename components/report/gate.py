@@ -214,13 +214,14 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
 def _reason(part: Mapping[str, Any], claim: Claim) -> str:
     source, gain, level = part["source"], part["gain"], part["level"]
     if level is None:  # not a target: only a loss is tested
-        return f"{source}: changed by {points(gain)} points, {_bound(part['lower_bound'], claim.level, -claim.margin)}"
+        bound = _bound(part["lower_bound"], claim.level, -claim.margin)
+        return f"{source}: changed by {points(gain)} points, true change {bound}"
     text = f"{source}: {'gained' if gain >= 0 else 'lost'} {abs(100 * gain):.1f} points, "
     if level == 0:  # Holm's procedure stopped before
         text += "not tested, since another target failed with a smaller p-value"
     else:
         bound = _bound(part["gain_bound"], level, part["min_gain"])
-        text += f"{bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
+        text += f"true gain {bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
     answered = part["answered"]
     # Improved on all problems, but not on those that both models answered.
     if answered and not claim.formatting_counts and part["p_value"] <= level < answered["p_value"]:
@@ -229,12 +230,12 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss beyond the margin of {100 * claim.margin:.1f} points is not excluded"
+        text += f"; may have lost more than the margin of {100 * claim.margin:.1f} points"
     return text
 
 
 def _bound(bound: float, level: float, required: float) -> str:
-    return f"lower {100 * (1 - level):g} % bound {points(bound)} (at least {points(required)} required)"
+    return f"at least {points(bound)} with {100 * (1 - level):g} % confidence ({points(required)} required)"
 
 
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def report(config: ReportConfig, *, report: Path, **folders: Path) -> dict[str, 
     if training and training["stopped"]:
         say("report", f"warning: training stopped after step {training['num_steps']}: {training['stopped']}")
     reasons = verdict["reasons"] or [part["reason"] for part in verdict["sources"]]
-    say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {'; '.join(reasons)}")
+    for reason in reasons:
+        say("report", f"gate {'passed' if verdict['passed'] else 'MISSED'}: {reason}")
     accuracies = {
         f"{model}_accuracy_{source}": score["accuracy"]
         for model, scores in findings.by_source.items()

@@ -45,18 +45,17 @@ class Progress:
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(steps)
         now = time.monotonic()
-        elapsed = now - self._started
         if self._done == self._total:
             self._bar.close()  # the last line replaces the bar
-            time_text = f"done in {tqdm.format_interval(elapsed)}"
+            left = ""
         # On a terminal, the bar is on standard output, and lines would tear it.
         elif now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty():
-            left = elapsed / (self._done - self._skipped) * (self._total - self._done)
-            time_text = f"{tqdm.format_interval(left)} left"
+            steps_now = self._done - self._skipped
+            left = f"  {tqdm.format_interval((now - self._started) / steps_now * (self._total - self._done))} left"
         else:
             return
         self._last_line = now
-        line = f"{self._done:,}/{self._total:,} {self._units}  {text}  {time_text}"
+        line = f"{self._done:,}/{self._total:,} {self._units}  {text}{left}"
         say_line(f"{self._stage} {line}")
         log_event(self._stage, "progress", done=self._done, total=self._total, text=line)
 

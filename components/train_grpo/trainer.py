@@ -17,6 +17,7 @@ from components.policy.lora import merged_state_dict
 from components.policy.packing import MicroBatch
 from components.policy.training import explain_memory_for_passes, explain_memory_for_update, learning_rate
 from components.shared import jsonl
+from components.shared.page import percent
 from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
@@ -207,7 +208,9 @@ class Trainer:
             shown["kl"] = "kl"
         if self.teacher:
             shown["teacher_kl"] = "teacher_kl"
-        bar.advance(**{name: row[column] for name, column in shown.items()}, tokens_per_s=timing["tokens_per_s"])
+        fractions = {"accuracy", "truncated", "no_answer"}
+        figures = {name: percent(row[key]) if name in fractions else row[key] for name, key in shown.items()}
+        bar.advance(**figures, tokens_per_s=timing["tokens_per_s"])
 
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model, with the metrics of the last step."""

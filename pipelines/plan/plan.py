@@ -85,8 +85,8 @@ def _memory(run: Run, gpu: Gpu) -> str:
     notes = f"* as in the params file. The driver and fragmentation leave {usable} GiB of the GPU's memory."
     if run.element_bytes == 2:
         fit[:2] = ["no"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
-        notes += "\nZeRO 0 and 1 cannot train in bf16, even if they fit."
-    rows.append([f"fits into {usable}", *fit])
+        notes += "\nZeRO 0 and 1 cannot train in bf16."
+    rows.append([f"trains in {usable}", *fit])
     return f"{aligned(rows, left=1)}\n{notes}"
 
 
@@ -112,7 +112,7 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
         f"GPUs are assumed to reach {EFFICIENCY:.0%} of their peak arithmetic and bandwidth. Step times\n"
-        "that others published are 0.7 to 1.5 times the plan's; models below a billion parameters take more time."
+        "that others published are 0.7 to 1.5 times the plan's; models below a billion parameters take longer."
     )
 
 

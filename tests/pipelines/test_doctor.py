@@ -90,8 +90,8 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ("precision", "is_fast", "warning"),
     [
         ("fp32", True, "set engine.precision: bf16 and zero_stage: 2, which this processor has instructions for"),
-        ("fp32", False, "is slow"),
-        ("bf16", True, "is slow"),
+        ("fp32", False, "slowly without a GPU"),
+        ("bf16", True, "slowly without a GPU"),
         ("bf16", False, "no instructions for bf16; fp32 is several times faster"),
     ],
 )

@@ -39,10 +39,10 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
     assert lengths["sums"].examples == [lengths["sums"].prompts[0] + solution + 1]
     assert len(lengths["sums"].prompts) == 2
     assert [line.split()[:4] for line in table(lengths).splitlines()[1:]] == [
-        ["code", "prompts", "1", str(lengths["code"].prompts[0])],
-        ["sums", "prompts", "2", str(min(lengths["sums"].prompts))],
-        ["sums", "solutions", "1", str(solution)],
-        ["sums", "both", "1", str(lengths["sums"].examples[0])],
+        ["code", "prompt", "1", str(lengths["code"].prompts[0])],
+        ["sums", "prompt", "2", str(min(lengths["sums"].prompts))],
+        ["sums", "solution", "1", str(solution)],
+        ["sums", "joined", "1", str(lengths["sums"].examples[0])],
     ]
 
 

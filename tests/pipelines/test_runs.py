@@ -115,7 +115,7 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
     keys = ("train_grpo.num_steps: 7", "train_sft.seed: 2", "evaluate.limit: 5")
-    assert "\n             ".join(["params set   " + keys[0], *keys[1:]]) in shown
+    assert "\n             ".join(["own params   " + keys[0], *keys[1:]]) in shown
     assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 

@@ -117,7 +117,7 @@ def test_compare_counts_the_same_problems(registry: Path, capsys: pytest.Capture
     assert words["first"]["total"] == 150
     assert words["p_value"] < 0.05
     assert words["gain_interval"][0] < words["gain"] < words["gain_interval"][1]
-    assert "data         same" in (shown := _run(capsys, "compare", "v0.0.1", "v0.0.2"))
+    assert "inputs       same" in (shown := _run(capsys, "compare", "v0.0.1", "v0.0.2"))
     counts = f"right only in the first: {len(first - second)}, only in the second: {len(second - first)}, p = "
     assert counts in shown
 
@@ -126,8 +126,8 @@ def test_versions_on_different_problems_are_not_compared(registry: Path, capsys:
     """It says so, how they become comparable, and which settings differ."""
     shown = _run(capsys, "compare", "v0.0.1", "v0.0.3")
     assert "settings     report.gate.min_gain: 0.1 -> 0.5\n" in shown
-    assert "one has 200 problems, the other 150" in shown
-    assert f"run `grpo-pipeline models get {NAME}@v0.0.3 {NAME}@v0.0.3 --registry registry && " in shown
+    assert "of 200 and 150 problems, " in shown
+    assert f"run `grpo-pipeline models get {NAME}@v0.0.3 OTHER --registry registry && " in shown
     assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
 
 

@@ -9,7 +9,7 @@ import pytest
 from components.shared import progress
 from components.shared.environment import CLUSTER_VARIABLE
 
-_LAST = "train_sft 5/5 steps  loss 0.2  tokens per s 12,346  phase warm up  done in 00:05"
+_LAST = "train_sft 5/5 steps  loss 0.2  tokens per s 12,346  phase warm up"
 
 
 @pytest.fixture
