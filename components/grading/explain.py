@@ -49,9 +49,9 @@ def _described(text: str, context: Context) -> str:
     except Exception as error:  # the parser may fail in any way on a model's text
         return f"nothing: it cannot be read ({type(error).__name__})"
     unit = ""
-    if answer.unit:  # 12 centimetres are 12 (length, in units of 1/100)
-        size = "" if answer.unit.factor == 1 else f", in units of {answer.unit.factor}"
-        unit = f" ({answer.unit.kind}{size})"
+    if answer.unit:  # 12 centimetres are the number 12 times 1/100 (length)
+        factor = "" if answer.unit.factor == 1 else f" times {answer.unit.factor}"
+        unit = f"{factor} ({answer.unit.kind})"
     if answer.number:
         value = answer.number.value
         written = f"the decimal {value}" if answer.number.places else f"the number {value}"

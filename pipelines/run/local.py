@@ -150,7 +150,9 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
         screen.show(_end_of(folder, params))
     with suppress(PipelineError, OSError):  # a failed index does not fail the run
         index.write(history.OUTPUTS, params.register.registry)
-    done = f"{tracker.num_finished} of {len(STAGES)} stages in {duration(time.monotonic() - started)}"
+    num_reused = sum(stage.reused_from is not None for stage in run.stages.values())
+    reused = f" ({num_reused} unchanged)" if num_reused else ""
+    done = f"{tracker.num_finished} of {len(STAGES)} stages{reused} in {duration(time.monotonic() - started)}"
     screen.show(f"{done}; log: {folder / history.LOG}", Style.DIM)
     return exit_code
 

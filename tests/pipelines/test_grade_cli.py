@@ -101,7 +101,7 @@ def test_a_verdict_can_be_explained(tmp_path: Path, program: Program) -> None:
     assert "extracted nothing" in none
     assert "read as   tuple of 2: 1 ; 3" in pair
     assert re.findall("read as   (.*)", units) == [
-        "the number 12 (length, in units of 1/100)",
+        "the number 12 times 1/100 (length)",
         "the number 12 (length)",
     ]
     assert echo.splitlines() == [
