@@ -155,7 +155,7 @@ def _gpu_and_torch() -> Iterator[Finding]:
         remedy = "another process holds its memory: `nvidia-smi` names it"
         yield _finding("gpu", text, int(used) >= 0.1 * int(total), remedy)
     if not gpus:
-        yield Finding("gpu", "ok", "none (nvidia-smi finds none): small models can be trained without")
+        yield Finding("gpu", "ok", "none: nvidia-smi finds no GPU; small models train on the cores")
     yield _torch(gpus)
 
 

@@ -101,8 +101,9 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
         print_json({"first": first.version.tag, "second": second.version.tag, **comparison})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
-    for label in ("inputs", "code", "settings"):
-        print_labelled(label, change_lines(comparison[label]))
+    digests = {name: [each[:12] for each in values] for name, values in comparison["inputs"].items()}
+    for label, changed in {"inputs": digests, "code": comparison["code"], "settings": comparison["settings"]}.items():
+        print_labelled(label, change_lines(changed))
     print_labelled("environment", comparison["environment"] or ["same"])
     print_labelled("accuracy", _accuracy_lines(comparison))
 

@@ -341,6 +341,7 @@ def _sum_or_mixed(*terms: Node) -> Node:
 
 
 def _sum(terms: tuple[Node, ...]) -> Node:
+    """The sum of terms in a fixed order, without sums and zeros among them."""
     flat = [each for term in terms for each in (term.operands if term.operation == "+" else (term,)) if each != _ZERO]
     if len(flat) < 2:
         return flat[0] if flat else _ZERO

@@ -158,11 +158,11 @@ def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
         if len(words) == 1 and _is_symbol(words, value):
             return None
     else:
-        return _behind_words(latex, context)
+        return _words_and_unit(latex, context)
     unit = _unit(words, power, context, attached=attached)
     if unit and any(character.isdigit() for character in value):
         return value.strip(), unit
-    return _behind_words(latex, context)
+    return _words_and_unit(latex, context)
 
 
 def _is_symbol(letter: str, value: str) -> bool:
@@ -171,7 +171,7 @@ def _is_symbol(letter: str, value: str) -> bool:
     return letter in letters or bool(_TAKES_LETTER.search(value) or _SUM.search(value))
 
 
-def _behind_words(latex: str, context: Context) -> tuple[str, Unit] | None:
+def _words_and_unit(latex: str, context: Context) -> tuple[str, Unit] | None:
     """The value and unit of a number in words: "twenty apples", "half an hour", "5 million people"."""
     words = STYLED.sub(r" \1 ", latex).split()
     if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(" ".join(words).casefold().replace("-", " ").split()):

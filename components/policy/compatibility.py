@@ -34,7 +34,8 @@ states, so logits of some tens differ in their tenths. `_require_isolation` find
 @torch.no_grad()
 def prepare_model(model: PreTrainedModel) -> None:
     """Set a model up for packed rows if these are exact for it, else for padded ones; PipelineError if neither are."""
-    attention, versions = model.config._attn_implementation, [each._version for each in model.parameters()]
+    attention = model.config._attn_implementation
+    versions = [each._version for each in model.parameters()]  # each counts how often the weights were changed
     try:
         require_packed_rows(model)
     except Exception as error:  # a model that knows no layouts may raise anything

@@ -91,7 +91,7 @@ def load_params(path: Path) -> Params:
 
 
 def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
-    """Return a line for each error in sections; `path`, if they are from a file, is named in it."""
+    """Return a line for each error in sections, one if they share its key; `path` is named if they are from a file."""
     secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
     return secrets + [line for line in problems(Params, values, name="", path=path) if not _is_repeated(line, values)]
 

@@ -172,10 +172,10 @@ def in_the_form(line: str) -> str:
 
 
 def set_key(values: Any, key: Key, new: Any) -> None:
-    """Set a key in nested mappings."""
+    """Set a key in nested mappings; where a part of the key is no mapping, validation refuses it."""
     for part in key[:-1]:
         values = values.setdefault(part, {})
-        if not isinstance(values, dict):  # the section is refused for it
+        if not isinstance(values, dict):
             return
     values[key[-1]] = new
 

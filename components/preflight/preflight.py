@@ -65,7 +65,7 @@ class Ready:
         return {
             **{f"{name}_config": each for name, each in self.sections.items()},
             "unchanged": self.unchanged,
-            # Text: Kubeflow reads what a task asks for from text alone.
+            # Kubeflow takes the memory and the number of GPUs of a task only as text.
             "evaluate_memory": f"{config.evaluation_gib}Gi",
             "evaluate_gpus": str(_evaluation_gpus(config, EvaluateConfig.model_validate(self.sections["evaluate"]))),
             "evaluate_node_selector": config.labels,

@@ -180,7 +180,7 @@ class FileSource(Config):
         """Yield the problem in each row of a split, up to its maximum, or why there is none.
 
         The path of the split is relative to `root`. The id of a problem ends in the name of its row. `seed` decides
-        which problems are held out for the test split.
+        which problems of the train file are held out for another split.
         """
         num_problems, is_held_out = 0, self.is_held_out(split)
         for file in self.files(split, root):

@@ -140,7 +140,10 @@ def _register(
     digests: Mapping[str, str],
     results: Mapping[str, Any],
 ) -> Registered:
-    """Register the policy as the next version, unless others register the same weights in the meantime."""
+    """Register the policy as the next version, by a pull request if its push is refused.
+
+    If others register the same weights in the meantime, their version is returned.
+    """
     stored = registry.store({folder: folders[name] for name, folder in _FOLDERS.items()})
     for name, folder in _FOLDERS.items():
         require_stored(name, folder, stored.digests, digests[name])
@@ -159,10 +162,11 @@ def _register(
             if registry.publish(tags):
                 return Registered(version, is_new=True)
         except RefusedError as refused:
-            has_tag = registry.propose(_branch(version), list(tags))
-            if has_tag is None:
+            is_tag_pushed = registry.propose(_branch(version), list(tags))
+            if is_tag_pushed is None:
                 raise
-            return Registered(version, True, _pull_request(version, str(refused), tags, has_tag), has_tag)
+            text = _pull_request(version, str(refused), tags, is_tag_pushed)
+            return Registered(version, True, text, is_tag_pushed)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
         if known := _find(config, registry, digests):

@@ -61,14 +61,14 @@ def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
     def better(counts: PairedCounts) -> bool:
         return is_not_worse(counts, claim) and claim_p(Outcome(counts), claim) <= level
 
-    # A policy passes if it is worse on no source, except if it is better on no target either.
-    none_worse, none_worse_or_better = 1.0, 1.0
+    # P(passes) = P(worse on no source) - P(worse on no source, better on no target)
+    none_worse, none_worse_none_better = 1.0, 1.0
     for source, size in sizes.items():
         p_not_worse = _probability(size, gate, source, partial(is_not_worse, claim=claim))
         p_better = _probability(size, gate, source, better) if source in claim.target else 0.0
         none_worse *= p_not_worse
-        none_worse_or_better *= p_not_worse - p_better
-    return none_worse - none_worse_or_better
+        none_worse_none_better *= p_not_worse - p_better
+    return none_worse - none_worse_none_better
 
 
 def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -251,7 +251,7 @@ class GroupCache:
         return x_PKGD
 
     def _to_rows(self, x_PKGD: Tensor) -> Tensor:
-        """Return (R, K, Q, D): the inverse of `_to_slots`."""
+        """Return (R, K, Q, D): the inverse of `_to_slots`. The dimension G of the input has G x Q elements."""
         x_PGKQD: Tensor = x_PKGD.unflatten(2, (self.group_size, -1)).transpose(1, 2)
         x_slots = x_PGKQD.flatten(0, 1)
         return x_slots.index_select(0, self._slot_R) if self._has_dropped else x_slots

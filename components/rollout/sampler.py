@@ -94,7 +94,7 @@ class Completion:
 
     @property
     def response(self) -> str:
-        """The text to grade: that of the last turn, or all text where there is one turn."""
+        """The text to grade: of the last of several turns, or all text where the model had no further turn."""
         if len(self.turns) > 1:
             return self.turns[-1].response
         return self.transcript

@@ -139,7 +139,7 @@ class Trajectory:
             self._end()
 
     def _begin_next_turn(self, turn: Turn, text: str) -> bool:
-        """Add `turn` and the `text` that answers it, and go on sampling; without tokens left, return False."""
+        """Add `turn` and the `text` that answers it; if no tokens are left for a turn, add nothing and return False."""
         observation = self._checkpoint.read_observation(text, ended=self._has_end_token)
         turns = [*self._turns, replace(turn, observation=observation.text)]
         prompt_ids = self._rewritten_prompt(turns)

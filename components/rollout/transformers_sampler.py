@@ -1,4 +1,4 @@
-"""Sampling with transformers in this process: no second copy of the weights, so nothing to keep in sync."""
+"""Sampling with transformers in this process, with the policy's own weights, except where training shards them."""
 
 import copy
 import time
@@ -113,7 +113,7 @@ class ShardedSampler(TransformersSampler):
     """
 
     def __init__(self, checkpoint: Checkpoint, max_batch_size: int) -> None:
-        """Copy the model of `checkpoint`, which is not sharded yet and has no adapters."""
+        """Sample from a copy of the model of `checkpoint`, which is sharded later and has no adapters."""
         super().__init__(replace(checkpoint, model=copy.deepcopy(checkpoint.model)), max_batch_size)
         self._sharded = checkpoint.model
 

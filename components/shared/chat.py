@@ -179,7 +179,7 @@ class PromptFormat:
     def call_format(self) -> CallFormat | None:
         """The call format of the model; None without an environment.
 
-        PipelineError if the config requires calls in JSON and the chat template does not support tools.
+        PipelineError if the config requires `tool_call` and the chat template shows no tools with `<tool_call>`.
         """
         tools = self.config.tools
         if tools is None:

@@ -292,13 +292,13 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
     else:
         return []
     lines: list[str] = []
-    misspelt: set[KeyPath] = set()
+    meant: set[KeyPath] = set()
     # Unknown keys first: a misspelt key is unknown and missing, and only the first error shows the right spelling.
     for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         location, fields = _locate(model, each["loc"])
         if each["type"] == "extra_forbidden":
             nearest = difflib.get_close_matches(str(location[-1]), fields, n=1)
-            misspelt |= {(*each["loc"][:-1], field) for field in nearest}
+            meant |= {(*each["loc"][:-1], field) for field in nearest}
             hint = f"did you mean `{nearest[0]}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
             message = f"unknown key; {hint}"
         elif each["type"] == "missing":
@@ -307,7 +307,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
             text = each["msg"].removeprefix("Value error, ")
             got = "" if isinstance(each["input"], dict | list) else f", got {each['input']!r}"
             message = f"{text[:1].lower()}{text[1:]}{got}"
-        if each["type"] != "missing" or each["loc"] not in misspelt:
+        if each["type"] != "missing" or each["loc"] not in meant:
             keys = ((name,) if name else ()) + location
             at_fault = _keys_at_fault(model, each["loc"], message) if each["type"] == "value_error" else ()
             place = _place(path, keys + at_fault) if path else ""

@@ -51,11 +51,11 @@ class Progress:
         # On a terminal, the bar is on standard output, and lines would tear it.
         elif now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty():
             steps_now = self._done - self._skipped
-            left = f"  {tqdm.format_interval((now - self._started) / steps_now * (self._total - self._done))} left"
+            left = f"{tqdm.format_interval((now - self._started) / steps_now * (self._total - self._done))} left"
         else:
             return
         self._last_line = now
-        line = f"{self._done:,}/{self._total:,} {self._units}  {text}{left}"
+        line = "  ".join(filter(None, [f"{self._done:,}/{self._total:,} {self._units}", text, left]))
         say_line(f"{self._stage} {line}")
         log_event(self._stage, "progress", done=self._done, total=self._total, text=line)
 

@@ -22,6 +22,7 @@ from components.policy.training import explain_memory_for_update
 from components.shared.errors import PipelineError
 from components.shared.live import LIVE
 from components.shared.model import context_tokens_of
+from components.shared.page import percent
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.metrics import is_unanswered
@@ -72,7 +73,7 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
         for kind, count in counts.most_common(_REASONS_SHOWN)
     ]
     raise PipelineError(
-        f"{fraction:.0%} of the {len(failures)} completions of a rollout are unscorable, and "
+        f"{percent(fraction, 0)} of the {len(failures)} completions of a rollout are unscorable, and "
         f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(advice)}"
     )
 
@@ -110,7 +111,7 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
     counts = Counter(map(_outcome, scored))
     shares = {outcome: counts[outcome] / len(scored) for outcome in _OUTCOMES if counts[outcome]}
     num_mixed = sum(rewards_differ(config, group) for group in groups)
-    shown = ", ".join(f"{share:.0%} {outcome}" for outcome, share in shares.items())
+    shown = ", ".join(f"{percent(share, 0)} {outcome}" for outcome, share in shares.items())
     yield f"the first {len(scored)} completions: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
     if num_mixed < _MIN_MIXED * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
@@ -124,7 +125,7 @@ def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bo
     needed, num_mixed = config.reward.min_mixed_at_start, sum(rewards_differ(config, group) for group in groups)
     if num_mixed < needed * len(groups):
         found = f"rewards differ in {num_mixed} of the first {len(groups)} groups"
-        raise PipelineError(f"{found}; train_grpo.reward.min_mixed_at_start asks for {needed:.0%} of them")
+        raise PipelineError(f"{found}; train_grpo.reward.min_mixed_at_start asks for {percent(needed, 0)} of them")
     return lines
 
 

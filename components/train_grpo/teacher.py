@@ -58,8 +58,8 @@ class TeacherServer:
         """
         branches = {index: sequences_B[index].branches for index in indices}
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            scores = threads.map(self._score, chain(*branches.values()))
-            logprobs_of = {index: list(chain(*islice(scores, len(each)))) for index, each in branches.items()}
+            scores = threads.map(self._score, chain(*branches.values()))  # of each branch, in the order of `branches`
+            logprobs_of = {index: [*chain(*islice(scores, len(own)))] for index, own in branches.items()}
         logprobs_M: list[float] = []
         for index, sequence in enumerate(sequences_B):
             logprobs_M += logprobs_of.get(index, [torch.nan] * sequence.num_sampled)

@@ -18,6 +18,7 @@ from components.policy.parallel import Ranks
 from components.rollout.sampler import Completion, Sampler, Sampling
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.errors import PipelineError
+from components.shared.page import percent
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.shared.statistics import score
@@ -133,7 +134,7 @@ def early_stop(config: TrainGRPOConfig, curves: Sequence[Row], validations: Sequ
     num_since = sum(each["step"] > leader["step"] for each in validations)
     if num_since < config.validation.patience:
         return None
-    comparison = f"a better accuracy than the {leader['accuracy']:.1%} of step {leader['step']}"
+    comparison = f"a better accuracy than the {percent(leader['accuracy'])} of step {leader['step']}"
     return Stop(f"{num_since} validations without {comparison} (train_grpo.validation.patience)", fails=False)
 
 

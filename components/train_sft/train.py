@@ -13,7 +13,7 @@ from components.train_sft.config import TrainSFTConfig
 def train(
     config: TrainSFTConfig, *, problems: Path, base_model: Path, reference: Path, training: Path, work: Path
 ) -> dict[str, float]:
-    """Fine-tune the base model on the solutions of train problems; without steps, the reference is the base model."""
+    """Fine-tune the config's base model on solutions; without steps, it is the reference itself. Return the metrics."""
     if not config.num_steps:
         from components.train_sft.worker import keep_base  # imports torch
 
@@ -22,7 +22,7 @@ def train(
         _train_rank,
         config,
         {"problems": problems, "work": work},
-        {"base_model": base_model, "reference": reference, "training": training},
+        outputs={"base_model": base_model, "reference": reference, "training": training},
         num_processes=config.engine.num_processes,
         work=work,
         grace_s=config.checkpoint.grace_s,

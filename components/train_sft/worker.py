@@ -116,7 +116,7 @@ def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequenc
 def _policy_and_curves(
     config: TrainSFTConfig, checkpoint: Checkpoint, resumption: Resumption
 ) -> tuple[Policy, list[dict[str, float]]]:
-    """Return the model in training, and the rows of the finished steps; both from a checkpoint if there is one."""
+    """Return the model in training, and the rows of the finished steps; as `resumption` saved them, if it did."""
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=1.0, with_entropy=False)
     saved = resumption.load()

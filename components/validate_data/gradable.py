@@ -36,6 +36,7 @@ def grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
         boxed = Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED, problem.question)
         solution = Submission(problem.answer, problem.solution, policy, problem.question)
         solutions.append(solution if problem.solution.strip() else boxed)
+        # The number in the answer, without its words: refused where only the exact text of the answer would do.
         numbers.append(replace(boxed, response=rf"\boxed{{{_number_in(problem.answer)}}}"))
     with Verifier() as verify:
         of_solutions, of_numbers = verify(solutions), verify(numbers)

@@ -68,9 +68,9 @@ class ForkServer:
         return self._process.poll() or 0
 
     def wait_until_ready(self) -> str | None:
-        """Wait until the service is built; return None, or the reason for a failure."""
+        """Wait until the service is built; return None, or end it and return the reason for its failure."""
         reason = f"was not ready within {MAX_START_S:g} s"
-        with suppress(OSError):
+        with suppress(OSError):  # which includes that the time is over
             if self.control.recv(len(READY)) == READY:
                 return None
             reason = f"ended {ending(self._process.wait(_MAX_END_S))}"

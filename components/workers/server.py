@@ -174,7 +174,7 @@ def _work(service: Service, memory_bytes: int, channel: socket.socket) -> None:
     worker, states = os.getpid(), dict[int, Any]()
 
     def send(line: bytes) -> None:
-        if os.getpid() != worker:  # a process that code under the service forked: only the worker may reply
+        if os.getpid() != worker:  # a process that the service itself forked: only the worker may reply
             os._exit(0)
         channel.sendall(line + b"\n")
 

@@ -133,7 +133,10 @@ def poll(kubeflow: Kubeflow, run_id: str, clock: Any = time) -> Iterator[Any]:
 
 
 def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Iterator[str]:
-    """Yield what the stages of a run, or one of them, print as it goes on, and at the end why others have no log."""
+    """Yield what the stages of a run, or one of them, print, and at the end why others have no log.
+
+    `moments` are the states of the run as it goes on.
+    """
     num_shown: dict[str, int] = {}
     current = ""
     for run in moments:
@@ -147,7 +150,8 @@ def logs(kubeflow: Kubeflow, moments: Iterable[Any], stage: str | None) -> Itera
         if stage and chosen and all(each.state in FINISHED for each in chosen):
             break
     for each, pod, heading in _attempts(chosen):
-        if not num_shown.get(pod) and each.state and (pod or stage or each.state != NOT_REACHED):
+        is_expected = each.state and (pod or stage or each.state != NOT_REACHED)
+        if is_expected and not num_shown.get(pod):
             yield from (heading, f"({_why_no_log(kubeflow, run, each, pod)})")
     if not current:
         raise PipelineError(f"{run.display_name}: no log of {stage or 'any stage'} is available")

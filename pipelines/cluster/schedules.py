@@ -119,13 +119,13 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
 
 
 def check_cron(text: str) -> None:
-    """Refuse an expression that Kubeflow would take for another than it seems to be, or that never fires."""
+    """Refuse an expression that never fires, or that Kubeflow reads differently from what its author means."""
     from croniter import CroniterError
 
     parts = text.split()
     if len(parts) != 6:
-        others = f'; what other crons write with these five is "0 {" ".join(parts)}"' if len(parts) == 5 else ""
-        raise PipelineError(f'cron "{text}": six fields are needed: {_ACCEPTED}{others}')
+        hint = f'; for the usual five fields, write "0 {" ".join(parts)}"' if len(parts) == 5 else ""
+        raise PipelineError(f'cron "{text}": six fields are needed: {_ACCEPTED}{hint}')
     if not parts[0].isdigit():
         raise PipelineError(f'cron "{text}": the first field is the second and must be one number, such as 0')
     if not {"*", "?"} & {parts[3], parts[5]}:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from components.preflight.config import load_params
 from components.shared.errors import PipelineError
+from components.shared.page import percent
 from pipelines.plan.counted import CountedShape
 from pipelines.plan.hardware import GIB, Gpu
 from pipelines.plan.hardware import gpu as find_gpu
@@ -63,7 +64,8 @@ def _heading(path: Path, run: Run, gpu: Gpu) -> str:
 def _about_counting(shape: CountedShape) -> str:
     """Return what a plan assumes about a model whose weights were counted."""
     active_fraction = shape.active_weights / shape.layer_weights
-    experts = f"A token is computed\nby {active_fraction:.0%} of the layers' weights. " if active_fraction < 1 else ""
+    by = f"by {percent(active_fraction, 0)} of the layers' weights"
+    experts = f"A token is computed\n{by}. " if active_fraction < 1 else ""
     return (
         f"{shape.family}: planned in padded rows, each prompt once per completion and each completion as long as the "
         "longest.\nThat is an upper bound: where the model takes packed rows, the log says so when it is loaded. "
@@ -111,7 +113,7 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     return (
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
-        f"GPUs are assumed to reach {EFFICIENCY:.0%} of their peak arithmetic and bandwidth. Step times\n"
+        f"GPUs are assumed to reach {percent(EFFICIENCY, 0)} of their peak arithmetic and bandwidth. Step times\n"
         "that others published are 0.7 to 1.5 times the plan's; models below a billion parameters take longer."
     )
 

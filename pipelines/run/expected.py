@@ -52,7 +52,7 @@ def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -
     """
     comparable = {run.name for run in like} | {stage.reused_from for run in like for stage in run.stages.values()}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
-    reused: dict[str, Result] = {}
+    reused: dict[str, Result] = {}  # `_expected` adds to it
     expected = []
     for name in STAGES:
         config = getattr(params, name)

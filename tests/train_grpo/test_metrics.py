@@ -251,12 +251,24 @@ def test_the_limit_is_of_steps_in_a_row(kinds: Sequence[str], reached: bool) -> 
 @pytest.mark.parametrize(
     ("texts", "shown", "advice"),
     [
-        (["#### 0", "#### 1", "no idea", "#### 4"], "25% right, 25% wrong, 25% truncated, 25% without an answer", None),
-        (["#### 4"] * 4, "100% truncated", "raise train_grpo.sampling.max_new_tokens"),
-        (["#### 4"] * 3 + ["#### 1"], "25% wrong, 75% truncated", "fine-tune the model first (train_sft.num_steps)"),
-        (["no idea", "none", "#### 4", "?"], "25% truncated, 75% without an answer", "set answer: last_sentence"),
-        (["#### 1"] * 4, "100% wrong", "problems that the reference sometimes solves"),
-        (["#### 0"] * 4, "100% right", None),
+        (
+            ["#### 0", "#### 1", "no idea", "#### 4"],
+            "25\u202f% right, 25\u202f% wrong, 25\u202f% truncated, 25\u202f% without an answer",
+            None,
+        ),
+        (["#### 4"] * 4, "100\u202f% truncated", "raise train_grpo.sampling.max_new_tokens"),
+        (
+            ["#### 4"] * 3 + ["#### 1"],
+            "25\u202f% wrong, 75\u202f% truncated",
+            "fine-tune the model first (train_sft.num_steps)",
+        ),
+        (
+            ["no idea", "none", "#### 4", "?"],
+            "25\u202f% truncated, 75\u202f% without an answer",
+            "set answer: last_sentence",
+        ),
+        (["#### 1"] * 4, "100\u202f% wrong", "problems that the reference sometimes solves"),
+        (["#### 0"] * 4, "100\u202f% right", None),
     ],
 )
 def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], shown: str, advice: str | None) -> None:
@@ -278,7 +290,7 @@ def test_few_mixed_groups_print_a_warning_or_end_the_run() -> None:
     assert "truncated at 16 tokens: raise train_grpo.sampling.max_new_tokens to 32" in warning
     assert len(list(first_look(grpo_config(), many))) == 1
     demanding = grpo_config(reward__min_mixed_at_start=0.4)
-    with pytest.raises(PipelineError, match=r"1 of the first 5 groups; .*min_mixed_at_start asks for 40%"):
+    with pytest.raises(PipelineError, match=r"1 of the first 5 groups; .*min_mixed_at_start asks for 40.%"):
         check_first(demanding, few, is_main=True)
     check_first(demanding, many, is_main=True)
 

@@ -175,7 +175,7 @@ def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> 
     """Failures of one kind are counted together; three reasons are shown. The limit itself is allowed, unrounded."""
     config = grpo_config(reward__max_unscorable_fraction=0.29)
     require_scorable(config, _groups(*[A] * 29, size=100))  # 0.29 times 100 is a little less than 29
-    with pytest.raises(PipelineError, match=r"30% of the 100 completions .*max_unscorable_fraction is 0\.29"):
+    with pytest.raises(PipelineError, match=r"30.% of the 100 completions .*max_unscorable_fraction is 0\.29"):
         require_scorable(config, _groups(*[A] * 30, size=100))
     with pytest.raises(PipelineError) as error:
         require_scorable(grpo_config(), _groups(SLOW, A, LATER, SLOW, RARE, A, EMPTY, EMPTY, size=16))

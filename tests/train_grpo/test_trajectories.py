@@ -101,7 +101,7 @@ def test_a_trajectory_whose_environment_failed_has_no_reward_and_no_part_in_the_
     groups = [Group(tiny.PROBLEMS[0], scored_g)]
     assert make_experience(config, groups, torch.device("cpu")).in_loss_B.tolist() == [False, True, False]
     assert [each.completion.truncated for each in scored_g] == [False] * 3
-    message = r"^67% of the 3 completions .*2 times, first for .*its environment failed.*train_sft\.model\.tools"
+    message = r"^67.% of the 3 completions .*2 times, first for .*its environment failed.*train_sft\.model\.tools"
     with pytest.raises(PipelineError, match=message) as error:
         require_scorable(config, groups)
     assert "Check these rewards" not in str(error.value)

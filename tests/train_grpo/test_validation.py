@@ -70,7 +70,7 @@ def test_training_stops_when_patience_is_exhausted(
     assert (stop is not None) == stops
     if stop:
         assert not stop.fails
-        assert stop.reason.startswith("2 validations without a better accuracy than the 50.0% of step 2")
+        assert stop.reason.startswith("2 validations without a better accuracy than the 50.0\u202f% of step 2")
 
 
 FIGURES = {"kl": 0.1, "entropy": 1.0, "completion_length_tokens": 10.0, "truncated_fraction": 0.0}
@@ -145,7 +145,7 @@ def test_exhausted_patience_ends_the_run_with_its_best_policy(
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
     result = jsonl.read_json(tmp_path / "training" / "result.json")
     assert (result["policy_step"], result["num_steps"]) == (1, 3)
-    assert result["stopped"].startswith("2 validations without a better accuracy than the 0.0% of step 1")
+    assert result["stopped"].startswith("2 validations without a better accuracy than the 0\u202f% of step 1")
     output = capsys.readouterr().out
     assert f"stopped after step 3 of 20: {result['stopped']}" in output
     assert "the policy is that of step 1 of 3" in output

@@ -181,7 +181,7 @@ def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
     """Wait for output and store it in the buffers; return whether the process has ended."""
     has_ended = False
     for key, _ in selector.select(timeout_s):
-        if key.data is None:
+        if key.data is None:  # the process itself
             has_ended = True
         elif chunk := os.read(key.fd, _PIPE_BYTES):
             key.data.extend(chunk)

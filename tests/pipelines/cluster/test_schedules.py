@@ -223,7 +223,7 @@ def test_a_schedule_is_described_in_words_and_times(text: str, meaning: str, fir
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("10 10 * * *", 'with these five is "0 10 10 * * *"'),
+        ("10 10 * * *", 'write "0 10 10 * * *"'),
         ("@daily", 'day-of-week, such as "0 0 2 * * 1"'),
         ("* 0 2 * * *", "the first field is the second and must be one number, such as 0"),
         ("0 60 2 * * *", "out of range"),
