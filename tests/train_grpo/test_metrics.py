@@ -251,24 +251,12 @@ def test_the_limit_is_of_steps_in_a_row(kinds: Sequence[str], reached: bool) -> 
 @pytest.mark.parametrize(
     ("texts", "shown", "advice"),
     [
-        (
-            ["#### 0", "#### 1", "no idea", "#### 4"],
-            "25\u202f% right, 25\u202f% wrong, 25\u202f% truncated, 25\u202f% without an answer",
-            None,
-        ),
-        (["#### 4"] * 4, "100\u202f% truncated", "raise train_grpo.sampling.max_new_tokens"),
-        (
-            ["#### 4"] * 3 + ["#### 1"],
-            "25\u202f% wrong, 75\u202f% truncated",
-            "fine-tune the model first (train_sft.num_steps)",
-        ),
-        (
-            ["no idea", "none", "#### 4", "?"],
-            "25\u202f% truncated, 75\u202f% without an answer",
-            "set answer: last_sentence",
-        ),
-        (["#### 1"] * 4, "100\u202f% wrong", "problems that the reference sometimes solves"),
-        (["#### 0"] * 4, "100\u202f% right", None),
+        (["#### 0", "#### 1", "no idea", "#### 4"], "25% right, 25% wrong, 25% truncated, 25% without an answer", None),
+        (["#### 4"] * 4, "100% truncated", "raise train_grpo.sampling.max_new_tokens"),
+        (["#### 4"] * 3 + ["#### 1"], "25% wrong, 75% truncated", "fine-tune the model first (train_sft.num_steps)"),
+        (["no idea", "none", "#### 4", "?"], "25% truncated, 75% without an answer", "set answer: last_sentence"),
+        (["#### 1"] * 4, "100% wrong", "problems that the reference sometimes solves"),
+        (["#### 0"] * 4, "100% right", None),
     ],
 )
 def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], shown: str, advice: str | None) -> None:
@@ -276,7 +264,8 @@ def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], s
     scored_g = [graded("0", completion(text=text, finished=text != "#### 4")) for text in texts]
     line, *warnings = first_look(grpo_config(), [group(*scored_g)])
     mixed = int(len(set(texts)) > 2 and "right" in shown)
-    assert line == f"the first 4 completions: {shown}; rewards differ in {mixed} of 1 groups"
+    expected = f"the first 4 completions: {shown}; rewards differ in {mixed} of 1 groups"
+    assert line == expected.replace("%", "\u202f%")
     assert len(warnings) == (advice is not None)
     assert all(advice in warning for warning in warnings if advice)
 

@@ -205,7 +205,7 @@ def test_a_run_stops_where_a_reward_fails_too_often(
     monkeypatch.syspath_prepend(str(tmp_path))
     name = "raising_rewards:twice"
     weights = {name: 1.0, "reward_model": 1.0}
-    with pytest.raises(PipelineError, match=r"100% of the 12 .* AttributeError: .* \(raising_rewards\.py, line 2\)"):
+    with pytest.raises(PipelineError, match=r"100.% of the 12 .* AttributeError: .* \(raising_rewards\.py, line 2\)"):
         run(tmp_path, tiny.PROBLEMS, reference, reward__weights=weights, reward__model=REWARD_MODEL)
 
 
