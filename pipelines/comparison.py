@@ -91,11 +91,11 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
     problems, other_problems = problems_of(first.greedy), problems_of(second.greedy)
     if problems != other_problems:
         raise PipelineError(
-            f"answers to different problems cannot be compared: of {len(problems):,} and {len(other_problems):,} "
-            f"problems, {len(problems & other_problems):,} are in both"
+            f"the test problems differ: of {len(problems):,} and {len(other_problems):,}, "
+            f"{len(problems & other_problems):,} are in both"
         )
     if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
-        raise PipelineError("the evaluations cannot be compared: their protocols differ")
+        raise PipelineError("the protocols of evaluation differ")
     return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
 
 
@@ -124,7 +124,7 @@ def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[st
     except PipelineError as error:
         commands = how_to_compare(first, second, snapshot.location)
         tags = f"{first.version.tag} on the problems of {second.version.tag}"
-        incomparable = f"{error}; to evaluate {tags}, run `{commands}`"
+        incomparable = f"{error}; to evaluate {tags}, run\n{commands}"
     before, after = (each.made_by.environment("train_grpo") for each in (first, second))
     return {
         "settings": changes(first.settings, second.settings),

@@ -134,12 +134,12 @@ def table(lengths: Mapping[str, Lengths]) -> str:
         [
             "source",
             "text",
-            "number",
+            "count",
             *("longest" if fraction == 1 else f"p{100 * fraction:g}" for fraction in _QUANTILES),
         ]
     ]
     for source, each in sorted(lengths.items()):
-        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "joined": each.examples}.items():
+        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "both + end": each.examples}.items():
             if tokens:
                 quantiles = (f"{_quantile(tokens, fraction):,}" for fraction in _QUANTILES)
                 lines.append([source, name, f"{len(tokens):,}", *quantiles])
@@ -156,7 +156,7 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
             section = section.setdefault(parent, {})
         now: Any = reduce(getattr, key.split("."), params)
         section[name] = f"{value}  # as now" if now == value else f"{value}  # instead of {now}"
-    heading = f"# Put these limits into {path}. No problem exceeds them; completions may be longer than solutions."
+    heading = f"# Put these limits into {path}. All problems fit; max_new_tokens leaves room beyond solutions."
     return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
 
 

@@ -134,7 +134,7 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
         return
     rows = [("when", "what", "version", "alias", "who", "why")]
     for each in changes:
-        when, alias, why = _time(each.at.isoformat()), each.alias or "-", shortened(each.reason)
+        when, alias, why = _time(each.at.isoformat()), each.alias or "-", each.reason
         rows.append((when, each.action, each.version, alias, each.by, why))
     print(aligned(rows))
 
@@ -204,7 +204,7 @@ def _settings(facts: Facts) -> Iterator[str]:
 def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each source, or why the accuracies of two versions cannot be compared."""
     if comparison["incomparable"]:
-        yield comparison["incomparable"]
+        yield from f"not comparable: {comparison['incomparable']}".splitlines()
     for each in comparison["accuracies"]:
         yield (
             f"{each['source']}: {percent(each['first']['accuracy'])} -> {percent(each['second']['accuracy'])} of "

@@ -174,7 +174,7 @@ def histogram(groups: Sequence[Group]) -> Iterator[str]:
     """Yield a line for each possible number of right completions in a group, with the number of such groups."""
     counts = Counter(group.num_right for group in groups)
     size = max(len(group.scored_G) for group in groups)
-    yield f"right of {size}: number of groups, of {len(groups)} (accuracy teaches only groups between the ends)"
+    yield f"right answers of {size}, in how many of {len(groups)} groups (none or all right: accuracy teaches nothing)"
     for right in range(size + 1):
         bar = "#" * math.ceil(_BAR_WIDTH * counts[right] / len(groups))
         yield f"{right:>4} {counts[right]:>4} {bar}".rstrip()
@@ -186,7 +186,7 @@ def _lengths(groups: Sequence[Group]) -> Iterator[str]:
     lengths = sorted(each.completion.num_tokens for each in scored)
     yield f"completion tokens: median {statistics.median_low(lengths)}, maximum {lengths[-1]}"
     reasons = Counter(each.grade.why for each in scored if is_unanswered(each))
-    yield from (f"{number} unanswered ({why})" for why, number in reasons.most_common(3))
+    yield from (f"{number} of {len(scored)} without an answer: {why}" for why, number in reasons.most_common(3))
 
 
 def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Group], sampling_s: float) -> str:
@@ -225,7 +225,7 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
                 text = f"{text[:_SHOWN_CHARACTERS]} [...]"
             end = "truncated" if scored.completion.truncated else scored.grade.why
             expected = f"{problem.id}, expected {_in_one_line(problem.answer)}"
-            answered = f", answered {_in_one_line(scored.grade.extracted)}" if scored.grade.extracted else ""
+            answered = f", answered `{_in_one_line(scored.grade.extracted)}`" if scored.grade.extracted else ""
             heading = f"{expected}{answered}: {scored.grade.verdict} ({end})"
             yield f"{heading}\n{indent(text, '    ', lambda _: True)}"
 
@@ -239,7 +239,9 @@ def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
     """Print whether anything can be learned; return 1 if all completions of each group have equal rewards."""
     num_different = sum(rewards_differ(config, group) for group in groups)
     if num_different:
-        print(f"\n{num_different} of {len(groups)} groups have a learning signal: their rewards differ")
+        num_mixed = sum(0 < group.num_right < len(group.scored_G) for group in groups)
+        signal = f"{num_different} of {len(groups)} groups have a learning signal"
+        print(f"\n{signal}: their rewards differ (accuracy in {num_mixed})")
         return 0
     print(f"\nnothing to learn from: the rewards of each of the {len(groups)} groups are equal")
     return 1

@@ -60,13 +60,14 @@ def change_lines(changed: Mapping[str, Sequence[str]]) -> list[str]:
 
 def shortened(text: str) -> str:
     """Return a setting or a reason with an ellipsis after 80 characters."""
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]} ..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS].rpartition(' ')[0]} ..."
 
 
 def _section(settings: Mapping[str, str], key: str) -> str:
     """Return the settings below `key` with their values; empty if there are none."""
     start = f"{key}."
-    return ", ".join(f"{name.removeprefix(start)} {each}" for name, each in settings.items() if name.startswith(start))
+    below = [f"{name.removeprefix(start)} {each}" for name, each in settings.items() if name.startswith(start)]
+    return f"{{{', '.join(below)}}}" if below else ""
 
 
 def _defaults(name: str, model: Any) -> Iterator[tuple[str, str]]:

@@ -249,4 +249,5 @@ def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: M
 
 
 def _reason(verdict: Mapping[str, Any]) -> str:
-    return f"missed the gate: {'; '.join(verdict['reasons'])}" if verdict["reasons"] else "passed the gate"
+    missed = "; ".join(verdict["reasons"])
+    return f"missed the gate, which is not enforced: {missed}" if missed else "passed the gate"

@@ -188,7 +188,7 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
         "answered": _gain(outcome.answered),
         "flexible": _gain(outcome.flexible),
     }
-    return {**part, "reason": _reason(part, claim)}
+    return {**part, "reason": _reason(part, claim, other="SFT" if first == "sft" else f"the {first}")}
 
 
 def _figures(counts: PairedCounts, first: str) -> dict[str, Any]:
@@ -211,17 +211,16 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
     return {"total": counts.total, "gain": counts.gain, "p_value": mcnemar_p(counts)}
 
 
-def _reason(part: Mapping[str, Any], claim: Claim) -> str:
-    source, gain, level = part["source"], part["gain"], part["level"]
+def _reason(part: Mapping[str, Any], claim: Claim, other: str) -> str:
+    """Return how GRPO compares with the other model on a source, with what is required."""
+    level, text = part["level"], f"{part['source']}: {points(part['gain'])} points against {other}, "
     if level is None:  # not a target: only a loss is tested
-        bound = _bound(part["lower_bound"], claim.level, -claim.margin)
-        return f"{source}: changed by {points(gain)} points, true change {bound}"
-    text = f"{source}: {'gained' if gain >= 0 else 'lost'} {abs(100 * gain):.1f} points, "
+        return text + _bound(part["lower_bound"], claim.level, -claim.margin)
     if level == 0:  # Holm's procedure stopped before
         text += "not tested, since another target failed with a smaller p-value"
     else:
         bound = _bound(part["gain_bound"], level, part["min_gain"])
-        text += f"true gain {bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
+        text += f"{bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
     answered = part["answered"]
     # Improved on all problems, but not on those that both models answered.
     if answered and not claim.formatting_counts and part["p_value"] <= level < answered["p_value"]:
@@ -230,7 +229,7 @@ def _reason(part: Mapping[str, Any], claim: Claim) -> str:
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; may have lost more than the margin of {100 * claim.margin:.1f} points"
+        text += f"; a loss may exceed the margin of {100 * claim.margin:.1f} points"
     return text
 
 
@@ -280,7 +279,8 @@ def health(
         ):
             fraction = number / outcome.counts.total
             required = f"at most {percent(limit)}"
-            conditions.append(_condition(f"{source}: {name} answers", percent(fraction), required, fraction <= limit))
+            answers = f"{source}: {name} answers of the policy"
+            conditions.append(_condition(answers, percent(fraction), required, fraction <= limit))
     for key, _, name, kind in TRAINING_FIGURES:
         limit, figure = getattr(limits, f"{kind}_{key}"), training.get(key)
         if limit is None:

@@ -161,7 +161,7 @@ def choose_result(
         metrics["policy_step"] = chosen
         if (accuracy := row[ACCURACY]) is not None:
             metrics[ACCURACY] = accuracy
-        reason = ", the earliest of the best in validation" if config.checkpoint.keep_best else ""
+        reason = ", the first with the best validation accuracy" if config.checkpoint.keep_best else ""
         say("train_grpo", f"the policy is that of step {chosen} of {last}{reason}")
     return weights, metrics, {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
 

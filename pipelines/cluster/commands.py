@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
     group.add_argument("--registry", default=_variable("IMAGE_REGISTRY"), metavar="PREFIX", help=registry)
 
     command = _add(commands, "submit", _submit, "start a run on a cluster", starts_runs=True)
-    command.add_argument("--name", help="name of the run (default: the params file's and the time)")
+    command.add_argument("--name", help="name of the run (default: name of the params file, and the time)")
     command.add_argument("--wait", action="store_true", help="show the run until it has ended")
 
     command = _add(commands, "status", _status, "list the runs of a cluster, or the stages of a run")
@@ -61,7 +61,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("name", metavar="NAME")
     command.add_argument("--cron", required=True, help='six fields, UTC: "0 0 2 * * 1" is Monday at 02:00')
     _add(actions, "list", lambda kubeflow, _: schedules.listed(kubeflow), "list schedules and when they fire next")
-    command = _add(actions, "remove", _remove, "remove a schedule once all of its runs have ended")
+    command = _add(actions, "remove", _remove, "remove a schedule that has no unfinished run")
     command.add_argument("name", metavar="NAME")
     command.add_argument("--now", action="store_true", help="end its unfinished runs, and remove them with it")
 
@@ -82,11 +82,11 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
     command.set_defaults(command=connect_and_run)
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     if starts_runs:
-        option, settings = command.add_argument, "a parameter, or a key of the params file"
+        option, settings = command.add_argument, "set a field of the run form, or a key of the params file"
         option("--params", help="params file (default: the pipeline's own values)", **file)
         option("--set", action="append", default=[], metavar="NAME=VALUE", help=settings)
         option("--pipeline", help="compiled pipeline (default: compile it now)", **file)
-        option("--experiment", default="grpo-pipeline", help="experiment of the runs (default: %(default)s)")
+        option("--experiment", default="grpo-pipeline", help="experiment of the run (default: %(default)s)")
         option("--service-account", metavar="NAME", help="service account of the steps (default: Kubeflow's own)")
     about = "each can also come from the environment; see docs/how-to/kubernetes.md"
     option = command.add_argument_group("connection", about).add_argument

@@ -88,7 +88,7 @@ def _memory(run: Run, gpu: Gpu) -> str:
     if run.element_bytes == 2:
         fit[:2] = ["no"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
         notes += "\nZeRO 0 and 1 cannot train in bf16."
-    rows.append([f"trains in {usable}", *fit])
+    rows.append(["can train", *fit])
     return f"{aligned(rows, left=1)}\n{notes}"
 
 
@@ -114,7 +114,7 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
         f"GPUs are assumed to reach {percent(EFFICIENCY, 0)} of their peak arithmetic and bandwidth. Step times\n"
-        "that others published are 0.7 to 1.5 times the plan's; models below a billion parameters take longer."
+        "that others published are 0.7 to 1.5 times the plan's, and more for models below a billion parameters."
     )
 
 

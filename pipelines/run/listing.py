@@ -42,7 +42,7 @@ def list_runs(text: str, *, as_json: bool) -> None:
     elif not summaries:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "unshared", "note")]
+        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "frees", "note")]
         for each in summaries:
             scores = each["accuracy"]
             accuracies = [percent(scores[model]) if model in scores else "-" for model in MODELS]
@@ -77,7 +77,7 @@ def show(name: str, *, as_json: bool) -> None:
     if _note(summary):
         print_labelled("note", [_note(summary)])
     print_labelled("accuracy", _accuracies(run))
-    print_labelled("own params", own_keys(run.folder / PARAMS))
+    print_labelled("keys set", own_keys(run.folder / PARAMS))
     shared = ", and keeps what other runs share" if summary["bytes_freed"] < summary["bytes"] else ""
     print_labelled("disk", [f"{decimal(summary['bytes'])}; `runs rm` frees {decimal(summary['bytes_freed'])}{shared}"])
     print_labelled("files", run.files.values())
@@ -119,7 +119,7 @@ def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -
     if figures and curve not in figures:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
     if lines:
-        screen.show(f"{curve} in the steps of train_grpo")
+        screen.show(f"{curve} in the rollouts of train_grpo")
     for line in lines:
         screen.show(line)
 
@@ -259,7 +259,8 @@ def _summary(run: Run) -> dict[str, Any]:
 
 
 def _note(summary: Mapping[str, Any]) -> str:
-    return " ".join([*(f"#{tag}" for tag in summary["tags"]), summary["note"]])
+    tags = " ".join(f"#{tag}" for tag in summary["tags"])
+    return ": ".join(filter(None, [tags, summary["note"]]))
 
 
 def _accuracy_by_source(run: Run) -> dict[str, float]:

@@ -43,6 +43,7 @@ def heading(path: Path, settings: Sequence[str]) -> str:
         values = (each for name, section in own_sections(path).items() for each in flat(name, section))
         keys = [f"{key}: {value}" for key, value in values]
     keys += [" ".join(setting.replace("=", ": ", 1).split()) for setting in settings]
+    keys = list({key.partition(":")[0]: key for key in keys}.values())  # a setting replaces that of the file
     return f"# {path} with all defaults\n" + "".join(f"{_SET_PREFIX}{key}\n" for key in keys)
 
 

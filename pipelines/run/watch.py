@@ -302,7 +302,7 @@ def chunks(values: Sequence[Any], count: int) -> list[Sequence[Any]]:
 
 
 def text_plot(curves: Mapping[str, Curve], width: int, to_text: Callable[[float], str]) -> list[Text]:
-    """Return the lines of a plot, which draws each curve with its number, and of a legend; empty without points."""
+    """Return the lines of a legend, and of a plot that draws each curve with its number; empty without points."""
     columns = max(16, width - _LABEL_WIDTH - 1)
     points = [point for curve in curves.values() for point in curve]
     if not points:
@@ -319,7 +319,7 @@ def text_plot(curves: Mapping[str, Curve], width: int, to_text: Callable[[float]
     labels = {0: to_text(high), _TEXT_ROWS - 1: to_text(low)}
     lines = [Text.assemble(f"{labels.get(row, ''):>{_LABEL_WIDTH}} ", *line) for row, line in enumerate(cells)]
     axis = Text(f"{'step':>{_LABEL_WIDTH}} {'0':<{columns - 8}}{last_step:>8g}")
-    return [*lines, axis, *legend]
+    return [*legend, *lines, axis]
 
 
 def svg_plot(curves: Mapping[str, Curve], label: str) -> Markup:

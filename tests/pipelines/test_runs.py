@@ -115,7 +115,7 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
     keys = ("train_grpo.num_steps: 7", "train_sft.seed: 2", "evaluate.limit: 5")
-    assert "\n             ".join(["own params   " + keys[0], *keys[1:]]) in shown
+    assert "\n             ".join(["keys set     " + keys[0], *keys[1:]]) in shown
     assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 
@@ -129,16 +129,16 @@ def test_runs_are_compared(outputs: Path, program: Program) -> None:
         _journal(run, {"stage": "train_grpo", "event": "started", "outputs": {"training": str(run)}})
     text = program("runs", "compare", FINISHED, FAILED).out
     assert "params       train_grpo.num_steps: 3 -> 2\n" in text
-    assert " train_grpo.sources.0.tools: turns 4 -> null\naccuracy" in text
+    assert " train_grpo.sources.0.tools: {turns 4} -> null\naccuracy" in text
     assert " -> (absent)" in text
     shown = text.splitlines()
-    plot = shown[shown.index("accuracy in the steps of train_grpo") + 1 :]
+    legend, plot = shown[-15:-13], shown[-13:]
+    assert legend == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
     top, bottom, middle = plot[0], plot[11], next(line for line in plot[1:11] if "2" in line)
     assert top.split() == ["100", "%", "2", "1"]  # the label, then the second run's first step and the first run's last
     assert top.index("2") < len(top) // 2 < len(top) - 1
     assert bottom.split() == ["0", "%", "1"]
     assert middle.count("2") == 1  # where the two coincide the later run covers the earlier one
-    assert plot[-2:] == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
     error = program("runs", "compare", FINISHED, FAILED, "--curve", "nonsense", code=2).error
     assert "--curve nonsense: no step has this figure; there are accuracy, kl, step" in error
     program("runs", "compare", FINISHED, code=2)
@@ -150,8 +150,8 @@ def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, program: Program) -
     for text in ("larger", "#lr", "failed"):
         (line,) = program("runs", "list", text).lines[1:]
         assert line.startswith(FAILED)
-        assert line.endswith("#lr a larger rate")
-    assert "note         #lr a larger rate\n" in program("runs", "show", FAILED).out
+        assert line.endswith("#lr: a larger rate")
+    assert "note         #lr: a larger rate\n" in program("runs", "show", FAILED).out
     assert program("runs", "list", "nowhere").out == "outputs/runs has no run that says 'nowhere'\n"
     assert resolve(FAILED, outputs).about.params == "smoke"
 

@@ -79,8 +79,8 @@ def test_no_source_may_get_worse_by_the_margin() -> None:
     # Pooled it might pass, here the loss is named.
     loss = _outcome(both=250, only_sft=40, only_grpo=15, neither=195)
     (reason,) = decide({"words": CLEAR, "math": loss}, _gate(target=("words", "math"), margin=0.02))["reasons"]
-    assert reason.startswith("math: lost 5.0 points, ")
-    assert reason.endswith("may have lost more than the margin of 2.0 points")
+    assert reason.startswith("math: \N{MINUS SIGN}5.0 points against SFT, ")
+    assert reason.endswith("a loss may exceed the margin of 2.0 points")
 
 
 def test_one_improved_target_suffices_at_the_level_that_holm_leaves() -> None:
@@ -150,7 +150,7 @@ def test_unscorable_answer_is_not_right_and_is_counted() -> None:
     assert (part["sft"]["correct"], part["grpo"]["correct"], part["gain"]) == (1, 1, 0.0)
     assert part["unscorable"] == {"sft": 1, "grpo": 1}
     assert part["answered"] is None
-    assert any(reason.startswith("words: unscorable answers: 50.0") for reason in verdict["reasons"])
+    assert any(reason.startswith("words: unscorable answers of the policy: 50.0") for reason in verdict["reasons"])
 
 
 @pytest.mark.parametrize(
@@ -184,10 +184,10 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
 @pytest.mark.parametrize(
     ("counts", "champion", "passed", "reason"),
     [
-        (CLEAR, {}, True, "words: changed by +15.0 points"),
+        (CLEAR, {}, True, "words: +15.0 points against the champion"),
         (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "(\N{MINUS SIGN}5.0 required"),
-        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, "changed by 0.0 points"),
-        (_outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, "gained 0.0 points"),
+        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, " 0.0 points"),
+        (_outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, " 0.0 points"),
         (None, {}, True, "not comparable"),
         (None, {"if_incomparable": "miss"}, False, "not comparable"),
         (None, {"if_incomparable": "miss", "min_gain": 0.1}, True, "the same weights"),

@@ -124,7 +124,7 @@ removes its runs, schedule, versions and checkpoints at the end, unless somethin
             ("a failed run says why", 10, self._failure),
             ("a run goes on without its launcher", 30, self._launcher),
             ("a stopped run frees its resources", 5, self._stop),
-            ("the same run goes on from its checkpoint", 20, self._resume),
+            ("a new run goes on from the checkpoint of a stopped one", 20, self._resume),
             ("a schedule fires and can be removed", 10, self._schedule),
             ("it cleans up after itself", 10, self._clean_up),
         ]
