@@ -131,9 +131,8 @@ def test_runs_are_compared(outputs: Path, program: Program) -> None:
     assert "params       train_grpo.num_steps: 3 -> 2\n" in text
     assert " train_grpo.sources.0.tools: {turns 4} -> null\naccuracy" in text
     assert " -> (absent)" in text
-    shown = text.splitlines()
-    legend, plot = shown[-15:-13], shown[-13:]
-    assert legend == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
+    (*_, first, second), plot = text.splitlines()[:-13], text.splitlines()[-13:]
+    assert [first, second] == [f"{'':>9}1 {FINISHED}", f"{'':>9}2 {FAILED}"]
     top, bottom, middle = plot[0], plot[11], next(line for line in plot[1:11] if "2" in line)
     assert top.split() == ["100", "%", "2", "1"]  # the label, then the second run's first step and the first run's last
     assert top.index("2") < len(top) // 2 < len(top) - 1
