@@ -55,7 +55,7 @@ class Progress:
         else:
             return
         self._last_line = now
-        line = "  ".join(filter(None, [f"{self._done:,}/{self._total:,} {self._units}", text, left]))
+        line = "  ".join(filter(None, [f"{self._done}/{self._total} {self._units}", text, left]))
         say_line(f"{self._stage} {line}")
         log_event(self._stage, "progress", done=self._done, total=self._total, text=line)
 

@@ -186,7 +186,7 @@ def _text(kubeflow: Kubeflow, run: Any, stage: Stage) -> tuple[str | None, str]:
 
 def _messages(stage: Stage, text: str) -> list[str]:
     name = stage.title.split()[0]
-    return re.findall(rf"^{name}(?:: | \d+/\d+  ).*\S", unwrapped(text), re.MULTILINE)
+    return re.findall(rf"^{name}(?:: | \d+/\d+ ).*\S", unwrapped(text), re.MULTILINE)
 
 
 def _last_error(text: str) -> list[str]:

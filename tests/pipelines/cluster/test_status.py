@@ -26,7 +26,7 @@ UNPREPARED = Stage(None, started="2026-11-22T10:03:00Z", driver="FAILED")
 GONE = "its log is gone: Kubeflow has removed the pod, and this address has no archived log of it"
 REMOVED = "train_sft: stopped by SIGTERM: the training job grpo-1-2 is removed"
 RESUMES = "train_sft: the next run resumes from the checkpoint of step 221"
-STEP = "train_grpo 216/400  reward 0.25  accuracy 0.5  2:19 left"
+STEP = "train_grpo 216/400 steps  reward 0.25  accuracy 0.5  2:19 left"
 QUEUED = "train_grpo: grpo-1-2 waits in the queue: position 3 in its ClusterQueue; Pending: 4 more needed"
 WAITS = "train_grpo: waiting for the result of run 0f1e2d3c (process 24 on node-1), which does the same work in /work/x"
 NOISE = 'time=2026 level=INFO\nI1122 10:20:00.02 14 registry.go:68] No plugins\n{\n    "train_grpo 1/1  "\n}\n'
@@ -161,7 +161,7 @@ def test_the_reason_of_a_failure_is_shown(run: Run, stage: Stage, texts: list[st
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
-        (f"train_grpo 9/400  reward 0\n{STEP}\n", [STEP]),
+        (f"train_grpo 9/400 steps  reward 0\n{STEP}\n", [STEP]),
         (f"{STEP}\n{QUEUED}\n", [STEP, QUEUED]),
         (f"{QUEUED}\n{STEP}\n", [STEP]),
         (f"{QUEUED}\n", [QUEUED]),
@@ -174,7 +174,7 @@ def test_what_a_running_stage_does_is_shown(run: Run, printed: str | None, shown
     """In its own words, by `status` with one look at its log, and by `submit --wait` where it has changed."""
     run.tell("RUNNING", preflight=DONE, train_grpo=replace(RUNNING, attempts=2))
     text = None if printed is None else NOISE + printed + NOISE
-    run.server.kfp.pods |= {pod("train-grpo", 0): "train_grpo 399/400  reward 1\n", pod("train-grpo", 1): text}
+    run.server.kfp.pods |= {pod("train-grpo", 0): "train_grpo 399/400 steps  reward 1\n", pod("train-grpo", 1): text}
     before = len(run.server.requests)
     assert [line for line in run.show("status", run.id)[0] if line.startswith("train_grpo")][1:] == shown
     paths = [request.path for request in run.server.requests[before:]]
