@@ -91,8 +91,8 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
     problems, other_problems = problems_of(first.greedy), problems_of(second.greedy)
     if problems != other_problems:
         raise PipelineError(
-            f"the test problems differ: of {len(problems):,} and {len(other_problems):,}, "
-            f"{len(problems & other_problems):,} are in both"
+            f"the test problems differ ({len(problems):,} and {len(other_problems):,}, of which "
+            f"{len(problems & other_problems):,} are in both)"
         )
     if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
         raise PipelineError("the protocols of evaluation differ")

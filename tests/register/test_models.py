@@ -126,7 +126,7 @@ def test_versions_on_different_problems_are_not_compared(registry: Path, capsys:
     """It says so, how they become comparable, and which settings differ."""
     shown = _run(capsys, "compare", "v0.0.1", "v0.0.3")
     assert "settings     report.gate.min_gain: 0.1 -> 0.5\n" in shown
-    assert "of 200 and 150, " in shown
+    assert "(200 and 150, of which " in shown
     assert f"run\n             grpo-pipeline models get {NAME}@v0.0.3 OTHER --registry registry && " in shown
     assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
 
