@@ -53,11 +53,14 @@ class Facts:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """Digest of the problems, and digests or hub commits of the files and models that stages read, by name."""
+        """SHA-256 of the problems, and SHA-256 or hub commit of each file and model that stages read, by name."""
         materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
-        digests = {name: each.sha256 or each.commit or "unknown" for name, each in materials.items()}
+        texts = {
+            name: f"SHA-256 {each.sha256}" if each.sha256 else f"commit {each.commit}"
+            for name, each in materials.items()
+        }
         problems = (work.inputs["problems"].digest for work in self.made_by.works if "problems" in work.inputs)
-        return {"problems": next(problems, "unknown"), **digests}
+        return {"problems": f"SHA-256 {next(problems, None)}", **texts}
 
 
 def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:

@@ -101,7 +101,7 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
         print_json({"first": first.version.tag, "second": second.version.tag, **comparison})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
-    digests = {name: [each[:12] for each in values] for name, values in comparison["inputs"].items()}
+    digests = {name: list(map(_brief, values)) for name, values in comparison["inputs"].items()}
     for label, changed in {"inputs": digests, "code": comparison["code"], "settings": comparison["settings"]}.items():
         print_labelled(label, change_lines(changed))
     print_labelled("environment", comparison["environment"] or ["same"])
@@ -172,7 +172,7 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
     yield "accuracy", [f"{source}: {' -> '.join(_scores(models, source))}" for source in models["grpo"]]
     reasons = facts.verdict["reasons"] or [part["reason"] for part in facts.verdict["sources"]]
     yield "gate", ["passed" if facts.verdict["passed"] else "missed", *reasons]
-    yield "inputs", [f"{name} {digest[:12]}" for name, digest in facts.inputs.items()]
+    yield "inputs", [f"{name} {_brief(digest)}" for name, digest in facts.inputs.items()]
     yield "code", [f"commit {made_by.revision()} (digest of the files {made_by.work.code[:12]})"]
     yield "settings", list(_settings(facts))
     environment = made_by.environment("train_grpo")
@@ -217,3 +217,9 @@ def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def _time(text: str) -> str:
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _brief(identity: str) -> str:
+    """Return a digest or commit, with its kind, with 12 of its digits."""
+    kind, _, digits = identity.partition(" ")
+    return f"{kind} {digits[:12]}".rstrip()

@@ -41,8 +41,8 @@ def test_set_use(looks: Mapping[str, Any]) -> str:
         return "no other policy was judged on these test problems before"
     others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"
     return (
-        f"{others} judged on these test problems before: if none of {number:,} is better, the chance that one passes "
-        f"is up to {chance}\N{NO-BREAK SPACE}%"
+        f"{others} judged on these test problems before: if none of the {number:,} is better than SFT, the chance "
+        f"that one passes is up to {chance}\N{NO-BREAK SPACE}%"
     )
 
 

@@ -229,7 +229,7 @@ def _reason(part: Mapping[str, Any], claim: Claim, other: str) -> str:
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss may exceed the margin of {100 * claim.margin:.1f} points"
+        text += f"; a loss of over {100 * claim.margin:.1f} points cannot be ruled out"
     return text
 
 

@@ -87,7 +87,7 @@ def _memory(run: Run, gpu: Gpu) -> str:
     notes = f"* as in the params file. The driver and fragmentation leave {usable} GiB of the GPU's memory."
     if run.element_bytes == 2:
         fit[:2] = ["no"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
-        notes += "\nZeRO 0 and 1 cannot train in bf16."
+        notes += "\nZeRO 0 and 1 do not train in bf16: they would sum the gradients in bf16."
     rows.append(["can train", *fit])
     return f"{aligned(rows, left=1)}\n{notes}"
 

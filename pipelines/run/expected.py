@@ -96,5 +96,6 @@ def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | No
     for before, results in records(stage.name):
         if any(result.run in comparable for result in results):
             inputs = {**before["inputs"], **work["inputs"]}
-            return differences(stage.name, before, {**work, "inputs": inputs})
+            difference = differences(stage.name, before, {**work, "inputs": inputs})
+            return difference and f"{difference} since {results[0].run}"
     return "no earlier run of this params file has finished it"

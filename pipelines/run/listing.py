@@ -119,7 +119,7 @@ def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -
     if figures and curve not in figures:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
     if lines:
-        screen.show(f"{curve} in the rollouts of train_grpo")
+        screen.show(f"{curve} of the completions that train_grpo sampled")
     for line in lines:
         screen.show(line)
 

@@ -294,7 +294,7 @@ def _show_summary(folder: Path, screen: Screen) -> None:
         scores = [figures["models"][model][source] for model in history.MODELS]
         cells = [f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores]
         rows[f"{source} accuracy"] = cells
-    rows["worked answers"] = [percent(figures["worked_fraction"][model]) for model in history.MODELS]
+    rows["step-by-step answers"] = [percent(figures["worked_fraction"][model]) for model in history.MODELS]
     rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in history.MODELS]
     screen.show()
     label_width = max(_COLUMN_WIDTH, *(len(label) + 2 for label in rows))
