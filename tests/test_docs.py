@@ -93,8 +93,8 @@ def test_paths_and_keys_on_a_page_exist(page: Path) -> None:
 
 
 _QUOTED = re.compile(
-    r"(?:^    +|`)((?:step \d+: validation|\d+/\d+ +reward|on held-out|\w+ accuracy|with worked|mean tokens"
-    r"|gate +passed:|looks|registered) [^`\n]*)",
+    r"(?:^    +|`)((?:step \d+: validation|\d+/\d+ steps +reward|on held-out|\w+ accuracy|step-by-step"
+    r"|mean tokens|gate +passed:|test set|registered) [^`\n]*)",
     re.MULTILINE,
 )
 """Lines that a page has of a run; `...` at their end stands for the rest."""

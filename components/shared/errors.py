@@ -146,7 +146,7 @@ def _amount(text: str) -> str:
 
 
 def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
-    """Raise PipelineError if the error is a full disk; `usage` says how many bytes would have gone to `path`."""
+    """Raise PipelineError if the error is a full disk; `usage` is a phrase on the bytes written or needed."""
     number = _errno(error)
     if number in _FULL_ERRNOS:
         free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free

@@ -125,7 +125,7 @@ def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bo
     needed, num_mixed = config.reward.min_mixed_at_start, sum(rewards_differ(config, group) for group in groups)
     if num_mixed < needed * len(groups):
         found = f"rewards differ in {num_mixed} of the first {len(groups)} groups"
-        raise PipelineError(f"{found}; train_grpo.reward.min_mixed_at_start asks for {percent(needed, 0)} of them")
+        raise PipelineError(f"{found}; train_grpo.reward.min_mixed_at_start asks for {100 * needed:g} % of them")
     return lines
 
 

@@ -94,8 +94,9 @@ def _expected(
 def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:
     """Return how work differs from the latest of a comparable run, or ""; inputs yet to be computed count as equal."""
     for before, results in records(stage.name):
-        if any(result.run in comparable for result in results):
+        run = next((result.run for result in results if result.run in comparable), None)
+        if run:
             inputs = {**before["inputs"], **work["inputs"]}
             difference = differences(stage.name, before, {**work, "inputs": inputs})
-            return difference and f"{difference} since {results[0].run}"
+            return difference and f"{difference} since {run}"
     return "no earlier run of this params file has finished it"

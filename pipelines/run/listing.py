@@ -27,7 +27,7 @@ from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAM
 from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
-from pipelines.tables import MISSING, aligned, change_lines, changes, print_json, print_labelled
+from pipelines.tables import MISSING, aligned, change_lines, print_json, print_labelled, setting_changes
 
 
 def list_runs(text: str, *, as_json: bool) -> None:
@@ -96,7 +96,7 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
     full_names = [run.name for run in runs]
     if not 2 <= len(runs) <= len(COLORS):
         raise PipelineError(f"runs compare: name 2 to {len(COLORS)} runs; these are {len(runs)}")
-    params = changes(*map(_settings, runs))
+    params = setting_changes(*map(_settings, runs))
     accuracies = list(map(_accuracy_by_source, runs))
     stages = [run.stages.values() for run in runs]
     seconds = [{stage.name: stage.seconds for stage in each if stage.seconds is not None} for each in stages]
@@ -119,7 +119,8 @@ def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -
     if figures and curve not in figures:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
     if lines:
-        screen.show(f"{curve} of the completions that train_grpo sampled")
+        sampled = " of sampled completions" if curve == "accuracy" else ""
+        screen.show(f"{curve}{sampled}, by step of train_grpo")
     for line in lines:
         screen.show(line)
 

@@ -42,8 +42,10 @@ def heading(path: Path, settings: Sequence[str]) -> str:
     if not keys:
         values = (each for name, section in own_sections(path).items() for each in flat(name, section))
         keys = [f"{key}: {value}" for key, value in values]
-    keys += [" ".join(setting.replace("=", ": ", 1).split()) for setting in settings]
-    keys = list({key.partition(":")[0]: key for key in keys}.values())  # a setting replaces that of the file
+    for setting in settings:
+        name = setting.partition("=")[0]
+        keys = [key for key in keys if not f"{key.partition(': ')[0]}.".startswith(f"{name}.")]  # which it replaces
+        keys.append(" ".join(setting.replace("=", ": ", 1).split()))
     return f"# {path} with all defaults\n" + "".join(f"{_SET_PREFIX}{key}\n" for key in keys)
 
 

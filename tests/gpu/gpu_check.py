@@ -181,7 +181,7 @@ def _step(folder: Path, output: str) -> str:
 def _last_policy(folder: Path, output: str) -> str:
     """Return the lines of GRPO's end and of the gate."""
     lines = [line.strip() for line in output.splitlines()]
-    trained = [line for line in lines if re.match(r"\d+/\d+ +reward", line)]
+    trained = [line for line in lines if re.match(r"\d+/\d+ steps +reward", line)]
     return "; ".join([*trained[-1:], *(line for line in lines if line.startswith(("gate ", "registered ")))])
 
 

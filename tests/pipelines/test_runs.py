@@ -108,14 +108,16 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
     )
     base, own, first = (outputs / f"{name}.yaml" for name in ("base", "own", "first"))
     base.write_text("train_grpo: {num_steps: 9, group_size: 8}")
-    own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7}")
-    first.write_text(heading(own, ["train_sft.seed=\n2"]) + base.read_text())
+    own.write_text("extends: base.yaml\ntrain_grpo: {num_steps: 7, weights: {'m:f': 1, 'm:g': 2}, sources: [{a: 1}]}")
+    first.write_text(heading(own, ["train_sft.seed=\n2", "train_grpo.sources=[]"]) + base.read_text())
     (outputs / "runs" / FAILED / "params.yaml").write_text(heading(first, ["evaluate.limit=5"]) + base.read_text())
     shown = program("runs", "show", FAILED).out
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
-    keys = ("train_grpo.num_steps: 7", "train_sft.seed: 2", "evaluate.limit: 5")
-    assert "\n             ".join(["keys set     " + keys[0], *keys[1:]]) in shown
+    keys = (
+        "num_steps: 7, train_grpo.weights.m:f: 1, train_grpo.weights.m:g: 2, train_sft.seed: 2, train_grpo.sources: []"
+    )
+    assert "keys set     train_grpo." + f"{keys}, evaluate.limit: 5\n".replace(", ", "\n" + " " * 13) in shown
     assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 
