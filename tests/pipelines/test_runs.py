@@ -114,10 +114,8 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
     shown = program("runs", "show", FAILED).out
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
-    keys = (
-        "num_steps: 7, train_grpo.weights.m:f: 1, train_grpo.weights.m:g: 2, train_sft.seed: 2, train_grpo.sources: []"
-    )
-    assert "keys set     train_grpo." + f"{keys}, evaluate.limit: 5\n".replace(", ", "\n" + " " * 13) in shown
+    keys = "steps: 7, train_grpo.weights.m:f: 1, train_grpo.weights.m:g: 2, train_sft.seed: 2, train_grpo.sources: []"
+    assert "keys set     train_grpo.num_" + f"{keys}, evaluate.limit: 5\n".replace(", ", "\n" + " " * 13) in shown
     assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 
