@@ -27,14 +27,14 @@ class Reason(StrEnum):
     TRUNCATED = "truncated at the length limit", "The response was cut off, so its last words may not be its answer."
     TOO_LONG = "too long", "No answer is that long."
     SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without choosing one."
-    NOT_UNDERSTOOD = "text that is not understood", "The answer has something in it that is no known notation."
+    NOT_UNDERSTOOD = "text that is not understood", "The answer contains unknown notation."
     COSTLY = "too large or too deep to compute", "The answer would take too long to read or to evaluate."
     HIDDEN = "hidden parts", "A part of the answer is invisible, struck out or a LaTeX definition."
 
     # The answer leaves work undone.
     ECHO = "echoes the question", "The answer repeats an expression of the question, and is not in the expected form."
     SETUP = "left to be evaluated", "The answer puts numbers together and leaves their value to be computed."
-    NOT_EVALUATED = "still to be evaluated", "The answer asks for a sum, an integral or the like, as the question does."
+    NOT_EVALUATED = "still to be evaluated", "The answer contains the sum or integral, for example, that the question asks for."
     NOT_SOLVED = "still to be solved", "The answer is an equation or inequality where its solution is expected."
 
     # The same.
@@ -53,7 +53,7 @@ class Reason(StrEnum):
     OTHER_PARTS = "different parts", "The parts differ in a value, a name, their number, their order or the brackets."
     OTHER_RELATION = "different relation", "The two equations, inequalities or regions have different solutions."
     OTHER_WORDS = "different words", "The words differ, or the answer names another choice."
-    OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation, not a number."
+    OTHER_KIND = "different kinds of answers", "The answer is of another kind, such as an equation instead of a number."
     UNIT = "unit", "The answer and the expected one have units of different kinds."
     FAILED_TESTS = "failed tests", "The code fails, or returns a value that a unit test does not expect."
     NO_CODE = "no code block", "The response has no code that could be run on the unit tests."
