@@ -34,7 +34,7 @@ class Reason(StrEnum):
     # The answer leaves work undone.
     ECHO = "echoes the question", "The answer repeats an expression of the question, and is not in the expected form."
     SETUP = "left to be evaluated", "The answer puts numbers together and leaves their value to be computed."
-    NOT_EVALUATED = "still to be evaluated", "The answer contains the sum, integral or limit that the question asks for."
+    NOT_EVALUATED = "still to be evaluated", "The answer contains the sum, integral or limit that is asked for."
     NOT_SOLVED = "still to be solved", "The answer is an equation or inequality where its solution is expected."
 
     # The same.
