@@ -298,7 +298,7 @@ def _add_predictions(commands: Any) -> None:
     _add(commands, "limits", "pipelines.limits:limits", text, _PARAMS)
     text = "sample as GRPO would: pass rates, truncated completions, and the learning signal"
     option = _add(commands, "preview", "pipelines.preview:preview", text, _PARAMS, _SETTINGS)
-    text = "a run, for its reference model, or a model folder that a stage saved (default: the base model)"
+    text = "a run (its reference model is sampled), or a model folder that a stage saved (default: the base model)"
     option("--model", metavar="MODEL", help=text)
     option("--problems", type=int, help="number of problems to ask (default: 32; all with --pass-rates)")
     text = "add pass rates of problems to FILE, for prepare_data.difficulty; problems already in it are skipped"

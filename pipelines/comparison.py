@@ -113,8 +113,8 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
         if value is not None:
             options += f"{option} {shlex.quote(str(value))} "
     return (
-        f"grpo-pipeline models get {tag} OTHER --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
-        f"--registry {registry} --protocol {second.protocol} --data OTHER/problems {options}--output FOLDER"
+        f"grpo-pipeline models get {tag} DIR --registry {registry} && grpo-pipeline evaluate {first.version.tag} "
+        f"--registry {registry} --protocol {second.protocol} --data DIR/problems {options}--output FOLDER"
     )
 
 

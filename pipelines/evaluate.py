@@ -74,7 +74,7 @@ def evaluate(
             asked_model(folder, config, read_questions(config, problems))  # raises if they do not fit one another
             evaluations.append((config, problems))
         for config, problems in evaluations:
-            say(MODEL_STAGE.name, f"{model} by {config.protocol}")
+            say(MODEL_STAGE.name, f"{model}, protocol {config.protocol}")
             run(MODEL_STAGE, config, {"model": folder, "problems": problems, "evaluation": output / config.protocol})
     results = {config.protocol: jsonl.read_json(output / config.protocol / "scores.json") for config, _ in evaluations}
     print(f"\n{_table(results)}\n\nrecords and scores: {output}")

@@ -41,7 +41,7 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
         rows = [("version", "aliases", "registered", "by", "accuracy: SFT, GRPO", "gate")]
         for facts in every:
             aliases, registered = ", ".join(facts.aliases) or "-", _registered(facts)
-            accuracies, gate = "; ".join(_accuracies(facts)), "passed" if facts.verdict["passed"] else "missed"
+            accuracies, gate = "; ".join(_accuracies(facts)), _gate(facts.verdict)
             rows.append((facts.version.tag, aliases, _time(registered["at"]), registered["by"], accuracies, gate))
         print(aligned(rows))
         for line in unfinished:
@@ -105,7 +105,7 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
     digests = {name: list(map(_brief, values)) for name, values in comparison["inputs"].items()}
     for label, changed in {"inputs": digests, "code": comparison["code"], "settings": comparison["settings"]}.items():
         print_labelled(label, change_lines(changed))
-    print_labelled("environment", comparison["environment"] or ["same"])
+    print_labelled("software", comparison["environment"] or ["same"])
     print_labelled("accuracy", _accuracy_lines(comparison))
 
 
@@ -172,14 +172,14 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
     yield "parent", [facts.registration.get("parent") or "none, it is the first of its name"]
     yield "accuracy", [f"{source}: {' -> '.join(_scores(models, source))}" for source in models["grpo"]]
     reasons = facts.verdict["reasons"] or [part["reason"] for part in facts.verdict["sources"]]
-    yield "gate", ["passed" if facts.verdict["passed"] else "missed", *reasons]
+    yield "gate", [_gate(facts.verdict), *reasons]
     yield "inputs", [f"{name} {_brief(digest)}" for name, digest in facts.inputs.items()]
     yield "code", [f"commit {made_by.revision()} (digest of the files {made_by.work.code[:12]})"]
     yield "settings", list(_settings(facts))
     environment = made_by.environment("train_grpo")
     if environment:
         packages = (f"{name} {environment.packages[name]}" for name in _PACKAGES if name in environment.packages)
-        yield "environment", [str(environment), ", ".join(packages)]
+        yield "software", [str(environment), ", ".join(packages)]
     yield "weights", [f"SHA-256 {facts.registration['policy_digest']}, in {facts.storage}"]
     yield "get it", [f"grpo-pipeline models get {facts.version.tag} FOLDER --registry {registry}"]
 
@@ -218,6 +218,11 @@ def _accuracy_lines(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 def _time(text: str) -> str:
     return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def _gate(verdict: Mapping[str, Any]) -> str:
+    """Return the outcome of the gate; a version is registered without it only if it was not enforced."""
+    return "passed" if verdict["passed"] else "missed, not enforced"
 
 
 def _shorten(line: str) -> str:

@@ -219,7 +219,7 @@ def check_served(model: Path, probes: Mapping[str, Any]) -> str:
     num_equal = sum(is_equal for _, is_equal in answers)
     mean, tolerance = fmean(differences), TOLERANCES[dtype]
     line = (
-        f"vLLM {vllm} in {dtype}: {num_equal} of {len(answers)} answers as evaluated, token for token; "
+        f"vLLM {vllm} in {dtype}: {num_equal} of {len(answers)} answers have the same tokens as in evaluation; "
         f"log-probabilities of {len(differences)} tokens differ by {mean:.1g} nats on average (limit {tolerance:g})"
     )
     if not mean <= tolerance:  # `mean > tolerance` would accept NaN

@@ -42,8 +42,8 @@ def plan(params: Path, gpus: int, gpu: str, completion_tokens: float | None) -> 
         _memory(run, device),
         _verdict(run, device),
         _time(run, device, config.train_grpo.num_steps),
-        f"Times assume completions of {run.mean_completion_tokens:,.0f} tokens on average (--completion-tokens) and "
-        f"{run.completion_tokens:,} at most,\nand prompts of {run.mean_prompt_tokens:,.0f}. "
+        f"Times assume, on average, prompts of {run.mean_prompt_tokens:,.0f} tokens and completions of "
+        f"{run.mean_completion_tokens:,.0f} (--completion-tokens; {run.completion_tokens:,} at most).\n"
         "docs/explanation/planning.md lists the assumptions; docs/scaling.md compares plans with published runs.",
     ]
     print("\n\n".join(parts))
@@ -88,7 +88,7 @@ def _memory(run: Run, gpu: Gpu) -> str:
     if run.element_bytes == 2:
         fit[:2] = ["no"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
         notes += "\nZeRO 0 and 1 do not train in bf16: they would sum the gradients in bf16."
-    rows.append(["can train", *fit])
+    rows.append([f"can train in {'bf16' if run.element_bytes == 2 else 'fp32'}", *fit])
     return f"{aligned(rows, left=1)}\n{notes}"
 
 
@@ -114,7 +114,7 @@ def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
         f"{aligned(rows, left=1)}\n"
         f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
         f"GPUs are assumed to reach {percent(EFFICIENCY, 0)} of their peak arithmetic and bandwidth. Step times\n"
-        "that others published are 0.7 to 1.5 times the plan's, and more for models below a billion parameters."
+        "that others published are 0.7 to 1.5 times the plan's (longer for models below a billion parameters)."
     )
 
 

@@ -129,7 +129,7 @@ def test_the_text_of_a_plan(tmp_path: Path, plan: Program) -> None:
     assert rows["weights"] == ["12.9", "12.9", "12.9", "1.6"]
     assert rows["gradients"] == ["25.7", "25.7", "3.2", "3.2"]
     assert rows["optimizer"] == ["77.2", "9.7", "9.7", "9.7"]
-    assert rows["can train"] == ["no"] * 4  # in 72.7 GiB, 92 % of what the device reports
+    assert rows["can train in bf16"] == ["no"] * 4  # in 72.7 GiB, 92 % of what the device reports
     text = "\n".join(lines)
     assert "72.7 are usable.\nThe cheapest change of train_grpo that makes it fit: sampling.max_batch_size: 64." in text
     assert "Time of a step, if it fitted" in text

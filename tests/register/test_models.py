@@ -22,7 +22,7 @@ from tests.report.synthetic import SKILL
 
 NAME = "grpo-policy"
 BETTER = {"words": 0.95, "gsm8k": 0.5}
-SERVED = "vLLM 0.0 in float32: 8 of 8 answers as evaluated, token for token"
+SERVED = "vLLM 0.0 in float32: 8 of 8 answers have the same tokens as in evaluation"
 
 
 def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, gain: float = 0.1) -> None:
@@ -85,7 +85,7 @@ def test_list_has_a_line_per_version(registry: Path, capsys: pytest.CaptureFixtu
     header, *lines = _run(capsys, "list").splitlines()
     assert header.split() == ["version", "aliases", "registered", "by", "accuracy:", "SFT,", "GRPO", "gate"]
     assert [line.split()[0] for line in lines] == [f"{NAME}@v0.0.{number}" for number in (1, 2, 3)]
-    assert [line.split()[-1] for line in lines] == ["passed", "passed", "missed"]
+    assert [line.split()[-1] for line in lines] == ["passed", "passed", "enforced"]
     assert "2026-11-23 01:02 UTC" in lines[0]
     assert "jane@host" in lines[0]
     assert [line.split()[1] for line in lines] == ["-", "-", "candidate"]
@@ -127,7 +127,7 @@ def test_versions_on_different_problems_are_not_compared(registry: Path, capsys:
     shown = _run(capsys, "compare", "v0.0.1", "v0.0.3")
     assert "settings     report.gate.min_gain: 0.1 -> 0.5\n" in shown
     assert "(200 and 150, of which " in shown
-    assert f"run\n             grpo-pipeline models get {NAME}@v0.0.3 OTHER --registry registry && " in shown
+    assert f"run\n             grpo-pipeline models get {NAME}@v0.0.3 DIR --registry registry && " in shown
     assert f"grpo-pipeline evaluate {NAME}@v0.0.1 --registry registry --protocol pipeline" in shown
 
 
