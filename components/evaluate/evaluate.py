@@ -28,7 +28,7 @@ def evaluate_model(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
 
 
 def _environment(config: EvaluateConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
-    """Return the files of the environment in which the models answered: a model may name it, and not the config."""
+    """Return the files of the environment in which the models answered, by their scores: the config may not name it."""
     scores = next(outputs["evaluation"].rglob("scores.json"))  # of any model: all answer in the same environment
     tools = jsonl.read_json(scores)["protocol"]["tools"]
     return environment_materials(ToolsConfig.model_validate(tools) if tools else None)

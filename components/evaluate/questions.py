@@ -82,7 +82,7 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
                 f"{', '.join(name for name, each in PROTOCOLS.items() if each.prompt)}"
             )
         if config.tools is None:
-            return checkpoint  # the limits in its pipeline.json were checked with the params
+            return checkpoint  # unchanged: its lengths were checked with the params
         return _changed(checkpoint, model, config, questions, {"tools": config.tools})
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)

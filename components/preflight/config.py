@@ -217,11 +217,11 @@ def _unknown_sources(params: Params) -> Iterator[str]:
 
 
 def _weak_gate(params: Params, data: Path | None) -> Iterator[str]:
-    """Yield a line if the gate has too little power for the test problems in `data`, or in data sets as published."""
+    """Yield a line if the gate has too little power for the problems of files in `data` and of published data sets."""
     split, sizes = params.evaluate.split, dict[str, int]()
     for source in params.prepare_data.sources:
         size = source.expected_problems(split, data) if isinstance(source, FileSource) else source.max_problems(split)
-        if size is None:
+        if size is None:  # not known before the data are read
             return
         if size > 0:
             sizes[source.name] = size

@@ -63,8 +63,8 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
     is_called = trained_here and (custom or judge)
-    problem = next(first_problems(params.prepare_data), None) if is_called else None
-    return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
+    trial = next(first_problems(params.prepare_data), None) if is_called else None
+    return reward_errors(custom, trained_here=trained_here, judge=judge, problem=trial)
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:

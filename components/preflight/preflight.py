@@ -196,7 +196,7 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:
-        models = {
+        models = {  # a path is a folder of the volume
             key: partial(_folder, base, params.cluster) if base.startswith(("/", ".")) else check
             for key, (base, check) in inputs.base_models(params).items()
         }

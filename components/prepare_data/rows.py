@@ -137,13 +137,13 @@ def _read_json_lines(file: RawFile) -> Iterator[_RawRow]:
 
 
 def _parse_lines(lines: Iterable[bytes]) -> Iterator[_RawRow]:
-    """Yield the object of each line, or what is wrong with it; empty lines are skipped, but counted."""
+    """Yield the index and number of each line, and its object or what is wrong with it; empty lines only count."""
     for index, line in enumerate(lines):
         if content := line.removeprefix(_BYTE_ORDER_MARK).strip():
             try:
                 yield index, index + 1, jsonl.parse_object(content, where="")
             except PipelineError as error:
-                # Without the place and the hint of a whole file.
+                # Without its empty place, and without the hint about a whole file.
                 yield index, index + 1, str(error).removeprefix(": ").removesuffix("; is the file truncated?")
 
 

@@ -301,9 +301,9 @@ def _decide(
     return decide(outcomes_of(pairs), config.gate, context)
 
 
-def champion_outcomes(champion: Champion, evaluation: Evaluation, policy: str | None) -> ChampionOutcomes:
+def champion_outcomes(champion: Champion, evaluation: Evaluation, policy_digest: str | None) -> ChampionOutcomes:
     """Return the outcomes of the champion and of GRPO's evaluation, or why they cannot be compared."""
-    if champion.policy_digest == policy:
+    if champion.policy_digest == policy_digest:
         return ChampionOutcomes(champion.tag, {}, "has the same weights", is_same=True)
     if not champion.records:
         return ChampionOutcomes(champion.tag, {}, "its version has no answers to compare with")

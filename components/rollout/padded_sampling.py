@@ -38,7 +38,7 @@ class _NextToken(LogitsProcessor):  # type: ignore[misc]
         token_R = inverse_cdf(logprobs_RV.exp(), uniform_R) if self._temperature else logprobs_RV.argmax(-1)
         logprob_R = logprobs_RV.gather(1, token_R[:, None]).squeeze(1)
         for row, token, logprob in zip(self._rows, token_R.tolist(), logprob_R.tolist(), strict=True):
-            if len(row.ids) == self._num_tokens:
+            if len(row.ids) == self._num_tokens:  # all of its tokens have been read
                 row.extend((token,), (logprob,))
         for row in self._rows:  # after the loop above, so that environments answer at the same time
             if row.pending_answer is not None:

@@ -177,7 +177,7 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def _restrict_system_calls() -> None:
-    """Deny this process all other system calls; PR_SET_NO_NEW_PRIVS must have been set before."""
+    """Deny this process all system calls outside `filter_program`; PR_SET_NO_NEW_PRIVS must have been set before."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(f"the processor is {machine}, expected {' or '.join(_ARCHITECTURES)}")
