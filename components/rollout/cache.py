@@ -223,7 +223,7 @@ class GroupCache:
         k_YHD, v_YHD, k_SHD, v_SHD = (x.repeat_interleave(repeats, dim=1) for x in (k_YKD, v_YKD, *pasts))
         out_YHD, lse_YH = attend(q_YHD, k_YHD, v_YHD, Segments(bounds, bounds, causal=True), scale)
         before = attend(q_YHD, k_SHD, v_SHD, Segments(bounds, past_bounds, causal=False), scale)
-        join_softmaxes(out_YHD, lse_YH, *before)
+        join_softmaxes(out_YHD, lse_YH, *before)  # into out_YHD
         return out_YHD
 
     def _past(self, layer: int, chunk: _Chunk) -> tuple[Tensor, Tensor]:

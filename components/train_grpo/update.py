@@ -88,7 +88,7 @@ def split_minibatches(
     """
     num_tokens_B, in_loss_B = torch.tensor(experience.num_tokens_B), experience.in_loss_B.cpu()
     has_gradient_B, device = in_loss_B, experience.advantages_M.device
-    if not config.teacher and not config.loss.kl.coefficient:  # these have gradients without an advantage
+    if not config.teacher and not config.loss.kl.coefficient:  # which give gradients without an advantage
         advantages_B = experience.advantages_M.cpu().split(experience.num_tokens_B)
         has_gradient_B = in_loss_B & torch.stack([advantages_T.any() for advantages_T in advantages_B])
     num_groups, num_parts = len(num_tokens_B) // config.group_size, config.minibatches_per_rollout

@@ -77,4 +77,4 @@ def _exception(info: Mapping[str, Any]) -> str:
     """Return the first line of the first exception in `info`, one report or several by metric; "" without one."""
     reports = [info] if "raised_exception" in info else info.values()
     messages = [str(report["exception_message"]).strip() for report in reports if report["raised_exception"]]
-    return messages[0].splitlines()[0] if messages else ""
+    return messages[0].partition("\n")[0] if messages else ""

@@ -60,7 +60,7 @@ class Training:
     def __init__(self, stage: str, folder: Path) -> None:
         self.stage, self._folder = stage, folder
         self._files = _Lines(folder / STEPS), _Lines(folder / COMPLETIONS)
-        self.rows, self.completions = (each.values for each in self._files)
+        self.rows, self.completions = (each.values for each in self._files)  # lists that grow
         self._num_steps: int | None = None
 
     @property
