@@ -249,9 +249,8 @@ def _add_evaluate(commands: Any) -> None:
     option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help="may be repeated")
     text = "raw or prepared problems (default: those of MODEL if it is a run, else data/raw)"
     option("--data", type=Path, metavar="DIR", help=text)
-    option(
-        "--examples", type=Path, metavar="FILE", help="solved examples for the prompt (default: of the training split)"
-    )
+    text = "solved examples for the prompt (default: of the training split)"
+    option("--examples", type=Path, metavar="FILE", help=text)
     option("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
     # The following options are keys of the section `evaluate`, and have their names.
     option("--limit", type=int, metavar="N", help="number of problems to draw (default: all)")

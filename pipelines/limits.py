@@ -55,7 +55,7 @@ def limits(params: Path) -> None:
         problems = [problem for split in splits_in(folder) for problem in read_problems(folder, split)]
     print(f"\n{first_prompt(config, problems)}")
     lengths = lengths_by_source(config, problems)
-    about_context = "" if context is None else f", which reads at most {context:,}"
+    about_context = "" if context is None else f", whose context is {context:,}"
     print(f"\nLengths in tokens of {model.base}{about_context}:\n\n{table(lengths)}\n")
     if defect := ungradable(problems, model.answer):
         print(f"warning: {defect}\n")
@@ -130,14 +130,8 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
 
 def table(lengths: Mapping[str, Lengths]) -> str:
     """Return a table with quantiles of the lengths of prompts, of solutions and of both together, by source."""
-    lines = [
-        [
-            "source",
-            "text",
-            "count",
-            *("longest" if fraction == 1 else f"p{100 * fraction:g}" for fraction in _QUANTILES),
-        ]
-    ]
+    quantiles = ("longest" if fraction == 1 else f"p{100 * fraction:g}" for fraction in _QUANTILES)
+    lines = [["source", "text", "count", *quantiles]]
     for source, each in sorted(lengths.items()):
         for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "both + end": each.examples}.items():
             if tokens:

@@ -175,7 +175,6 @@ def evaluate(
     questions = read_questions(config, problems)
     with Verifier() as verify:
         for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
-            # Without fine-tuning the reference is the base model, whose answers are used again.
             # Without fine-tuning the reference is the base model, whose answers are there already.
             reuses_base = name == "sft" and _have_same_files(base_model, reference)
             model_work = work / ("base" if reuses_base else name)

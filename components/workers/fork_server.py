@@ -70,7 +70,7 @@ class ForkServer:
     def wait_until_ready(self) -> str | None:
         """Wait until the service is built; return None, or end it and return the reason for its failure."""
         reason = f"was not ready within {MAX_START_S:g} s"
-        with suppress(OSError, subprocess.TimeoutExpired):  # the first at the end of the time, too
+        with suppress(OSError, subprocess.TimeoutExpired):  # OSError: `recv` has timed out, too
             if self.control.recv(len(READY)) == READY:
                 return None
             reason = f"ended {ending(self._process.wait(_MAX_END_S))}"

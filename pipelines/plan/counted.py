@@ -84,8 +84,8 @@ def counted_shape(file: Path) -> CountedShape:
     attention = 2 * hidden * head_size * (heads + kv_heads)
     return CountedShape(
         hidden_size=hidden,
-        # The width of a Llama layer with as many active weights: it has three matrices of this width. With few weights,
-        # as in a state space model, the activations are still those of `hidden`.
+        # The width of a Llama layer with as many active weights: it has three matrices of this width. At least
+        # `hidden`: layers without attention may have fewer weights than attention would.
         intermediate_size=max(hidden, round((active / layers - attention) / (3 * hidden))),
         num_layers=layers,
         num_heads=heads,
