@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 LABEL_WIDTH = 13
-MISSING = "(absent)"  # value of a setting that one side lacks
 
 
 def print_labelled(label: str, lines: Iterable[str]) -> None:
@@ -46,16 +45,20 @@ def changed_settings(settings: Mapping[str, str]) -> dict[str, str]:
 
 def changes(*columns: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the keys whose values differ, with a value per column."""
+    from components.shared.execution import ABSENT  # slow to import
+
     keys = dict.fromkeys(key for column in columns for key in column)
-    values_by_key = {key: [column.get(key, MISSING) for column in columns] for key in keys}
+    values_by_key = {key: [column.get(key, ABSENT) for column in columns] for key in keys}
     return {key: values for key, values in values_by_key.items() if len(set(values)) > 1}
 
 
 def setting_changes(*columns: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the changes of settings by dotted key; a section that a column lacks, or has as null, is one value."""
+    from components.shared.execution import ABSENT
+
     changed = changes(*columns)
     outermost = [key for key in changed if not any(key.startswith(f"{other}.") for other in changed)]
-    return {key: [column.get(key) or _section(column, key) or MISSING for column in columns] for key in outermost}
+    return {key: [column.get(key) or _section(column, key) or ABSENT for column in columns] for key in outermost}
 
 
 def change_lines(changed: Mapping[str, Sequence[str]]) -> list[str]:

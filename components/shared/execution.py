@@ -45,6 +45,8 @@ _VARIABLE = re.compile(
 """Variables that change results or speed of numerical libraries; that of `limit_spin` does not change results."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD")
 _PLACE_FILE = "place.json"
+ABSENT = "(absent)"
+"""Shown for a package, variable or setting that one of two sides lacks."""
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia")
 _CPU_NAMES = ("model name", "Model", "cpu model", "Hardware", "CPU part")
 _DIFF = (
@@ -238,7 +240,7 @@ def environment_differences(one: Environment, other: Environment) -> list[str]:
     for mapping in ("packages", "variables"):
         old, new = before.pop(mapping), after.pop(mapping)
         names = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
-        differences += [f"{name} {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}" for name in names]
+        differences += [f"{name} {old.get(name, ABSENT)} -> {new.get(name, ABSENT)}" for name in names]
     for key, value in before.items():
         if value != after[key]:
             differences.append(f"{key.replace('_', ' ')}: {_words(value)} -> {_words(after[key])}")

@@ -20,7 +20,7 @@ from components.shared import jsonl
 from components.shared.config import Config, without_operational
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.execution import Environment, Revision, Run, current_revision, keys_in, person, place_of
+from components.shared.execution import ABSENT, Environment, Revision, Run, current_revision, keys_in, person, place_of
 
 FILE_NAME = "lineage.json"
 Fingerprint = Mapping[str, Any]
@@ -327,7 +327,7 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
         return "its fingerprint is unknown"
     old, new = dict(flat(stage, before["config"])), dict(flat(stage, now["config"]))
     keys = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    parts = [f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}" for name in keys[:_NUM_LISTED]]
+    parts = [f"{name}: {old.get(name, ABSENT)} -> {new.get(name, ABSENT)}" for name in keys[:_NUM_LISTED]]
     if len(keys) > _NUM_LISTED:
         parts.append(f"{len(keys) - _NUM_LISTED} more keys")
     parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]

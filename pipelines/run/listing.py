@@ -18,6 +18,7 @@ from rich.filesize import decimal
 
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
+from components.shared.execution import ABSENT
 from components.shared.lineage import flat
 from components.shared.page import percent
 from components.shared.progress import brief
@@ -27,7 +28,7 @@ from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAM
 from pipelines.run.screen import Screen, duration
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
-from pipelines.tables import MISSING, aligned, change_lines, print_json, print_labelled, setting_changes
+from pipelines.tables import aligned, change_lines, print_json, print_labelled, setting_changes
 
 
 def list_runs(text: str, *, as_json: bool) -> None:
@@ -307,5 +308,5 @@ def _side_by_side(columns: Sequence[Mapping[str, float]], to_text: Callable[[flo
     """Yield a line for each name in any column with its values, except for accuracies by model alone."""
     for name in dict.fromkeys(name for column in columns for name in column):
         if name not in MODELS:
-            values = (to_text(column[name]) if name in column else MISSING for column in columns)
+            values = (to_text(column[name]) if name in column else ABSENT for column in columns)
             yield f"{name}: {' -> '.join(values)}"
