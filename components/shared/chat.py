@@ -90,17 +90,20 @@ class ChatTemplate:
 
 def read_template(base: str) -> ChatTemplate | None:
     """Return the chat template of a model in a folder or on the hub; None if it has none."""
-    files = [optional_model_file(base, name) for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG)]
-    tokens, config = (jsonl.read_json(file) if file else {} for file in files)
-    path = optional_model_file(base, _TEMPLATE_FILE)
-    text = path.read_text(encoding="utf-8") if path else config.get("chat_template")
+    settings: dict[str, Any] = {}
+    for name in (_SPECIAL_TOKENS, _TOKENIZER_CONFIG):
+        file = optional_model_file(base, name)
+        if file:
+            settings |= jsonl.read_json(file)
+    template_file = optional_model_file(base, _TEMPLATE_FILE)
+    text = template_file.read_text(encoding="utf-8") if template_file else settings.get("chat_template")
     if isinstance(text, list):  # several templates with names
         text = {each["name"]: each["template"] for each in text}.get("default")
-    special_tokens: dict[str, str] = {}
-    for name, value in {**tokens, **config}.items():
-        if name in _TOKENS and value is not None:
-            special_tokens[name] = value["content"] if isinstance(value, dict) else value
-    return ChatTemplate(base, text, special_tokens) if text else None
+    if not text:
+        return None
+    tokens = {name: settings[name] for name in _TOKENS if settings.get(name) is not None}
+    texts = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
+    return ChatTemplate(base, text, texts)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class PromptFormat:
         earlier: Sequence[tuple[str, str]] = (),
         turns: Sequence[AnsweredTurn] = (),
     ) -> str:
-        """Return the prompt for the first turn of an answer, or for the turn after `turns`.
+        """Return the prompt for the first turn of an answer or, with a chat template, for the turn after `turns`.
 
         `earlier` messages (role, content) precede the question; PipelineError if there are any, but no chat template.
         """
@@ -155,24 +158,21 @@ class PromptFormat:
         assert self.config.tools is not None
         messages = self._question_messages(problem)
         parts = split_outputs(problem.solution)
-        last_turn = ""
-        if parts and not parts[-1][1]:  # text after the last output: it calls nothing
-            last_turn, _ = parts.pop()
         turns: list[tuple[str, bool]] = []
-        for text, is_output in parts:
+        for number, (text, is_output) in enumerate(parts, start=1):
             if is_output:
-                message = {"role": "tool", "content": output_text(text)}
-                turns.append((self.observation(message["content"], ended=True), True))
+                output = output_text(text)
+                turns.append((self.observation(output, ended=True), True))
+                messages.append({"role": "tool", "content": output})
+            elif number == len(parts):  # text after the last output: it calls nothing
+                turns.append((self._turn(messages, text), False))
             else:
                 try:
-                    call = as_tool_call(text, self.config.tools.known_functions)
+                    turn = as_tool_call(text, self.config.tools.known_functions)
                 except CallError as error:
                     raise PipelineError(f"problem {problem.id}: its solution {error}") from None
-                message = {"role": "assistant", "content": call}
-                turns.append((self._turn(messages, call) + self.end.strip(), False))
-            messages.append(message)
-        if last_turn:
-            turns.append((self._turn(messages, last_turn), False))
+                turns.append((self._turn(messages, turn) + self.end.strip(), False))
+                messages.append({"role": "assistant", "content": turn})
         return turns
 
     @cached_property
@@ -184,7 +184,8 @@ class PromptFormat:
         tools = self.config.tools
         if tools is None:
             return None
-        knows_tools = self.template is not None and all(each in self.template.text for each in ("tools", "<tool_call>"))
+        template = self.template.text if self.template else ""
+        knows_tools = "tools" in template and "<tool_call>" in template
         if tools.call_format == "tool_call" and not knows_tools:
             raise PipelineError(
                 f"train_sft.model.tools.call_format: the chat template of {self.config.base} shows no tools with "
@@ -199,9 +200,10 @@ class PromptFormat:
     @cached_property
     def schemas(self) -> list[dict[str, Any]]:
         """The functions that the chat template shows to the model, as JSON schemas."""
-        if self.config.tools is None or self.call_format != "tool_call":
+        tools = self.tools
+        if tools is None or tools.call_format != "tool_call":
             return []
-        return [each.json_schema for each in self.config.tools.known_functions.values()]
+        return [each.json_schema for each in tools.known_functions.values()]
 
     @property
     def tools(self) -> ToolsConfig | None:
@@ -221,12 +223,13 @@ class PromptFormat:
         the chat template writes it after that token; otherwise a fenced block of output in the same message.
         """
         replies = self.replies(text)
+        first_reply = replies[0]["content"]  # the only one, except for calls in JSON, which need a template
         if not ended and self.call_format == "fenced":
-            return as_fenced_output(replies[0]["content"])
+            return as_fenced_output(first_reply)
         if self.template is None:
-            return f"\n{replies[0]['content']}\n"
+            return f"\n{first_reply}\n"
         answer = _ANY_ANSWER
-        while answer in text:  # it must mark the end of the turn
+        while answer in text:  # its last occurrence must be the model's turn
             answer += answer
         messages = [*self._messages(_ANY_QUESTION), {"role": "assistant", "content": answer}, *replies]
         rendered = self._render(messages, is_prompt=True)
@@ -248,7 +251,7 @@ class PromptFormat:
         if self.template is None or self.config.tools is None:
             return False
         prompt = self.prompt(_ANY_QUESTION)
-        if opens_thought(prompt):  # the `<think>` is part of a turn in the history
+        if opens_thought(prompt):  # in the history, this `<think>` would be a part of the turn
             prompt = prompt.rpartition("<think>")[0]
 
         def is_kept(turn: str) -> bool:
@@ -303,7 +306,9 @@ class PromptFormat:
     def _turn(self, messages: Sequence[Message], text: str) -> str:
         """Return the template's text of a turn without prompt and end: `text`, perhaps after an empty thought."""
         prompt, answered = self._render(messages, is_prompt=True), self._render_answered(messages, text)
-        return answered.removeprefix(prompt).removesuffix(self.end) if answered.startswith(prompt) else text
+        if not answered.startswith(prompt):
+            return text
+        return answered.removeprefix(prompt).removesuffix(self.end)
 
     def _question_messages(self, problem: Problem) -> list[Message]:
         return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)

@@ -94,8 +94,7 @@ class _Layer:
 
     def depth(self, keys: KeyPath) -> int:
         """Return how many of the keys, each inside the one before, are in the file."""
-        paths = [keys[:length] for length in range(1, len(keys) + 1)]
-        return len([path for path in paths if path in self.lines])
+        return sum(keys[:length] in self.lines for length in range(1, len(keys) + 1))
 
 
 def read_params(path: Path) -> Params:
@@ -103,12 +102,11 @@ def read_params(path: Path) -> Params:
 
     PipelineError if a file is missing, is not valid YAML, has content outside of sections, or extends itself.
     """
-    merged: dict[str, Any] = {}
+    sections: Params = {}
     for layer in reversed(_layers(path)):
         for keys in keys_with_secrets(layer.sections):
             raise PipelineError(f"{layer.place(keys)}: {named(keys)}: {HOLDS_SECRET}")
-        merged = _merge(merged, layer.sections)
-    sections: Params = _without_nulls(merged)
+        sections = laid_over(sections, layer.sections)
     return sections
 
 
@@ -132,7 +130,7 @@ def own_sections(path: Path) -> Params:
 
 
 def keys_with_secrets(value: Any, keys: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the keys of URLs with a password or a token, which must not be in params: a run records and shows them."""
+    """Yield the path of each key whose value is a URL with a password or a token, which a run would record and show."""
     if isinstance(value, dict | list):
         items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
         for key, each in items:
@@ -292,13 +290,15 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
     else:
         return []
     lines: list[str] = []
-    meant: set[KeyPath] = set()
+    misspelt: set[KeyPath] = set()  # by their right names
     # Unknown keys first: a misspelt key is unknown and missing, and only the first error shows the right spelling.
     for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
+        if each["type"] == "missing" and each["loc"] in misspelt:
+            continue
         location, fields = _locate(model, each["loc"])
         if each["type"] == "extra_forbidden":
             nearest = difflib.get_close_matches(str(location[-1]), fields, n=1)
-            meant |= {(*each["loc"][:-1], field) for field in nearest}
+            misspelt |= {(*each["loc"][:-1], field) for field in nearest}
             hint = f"did you mean `{nearest[0]}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
             message = f"unknown key; {hint}"
         elif each["type"] == "missing":
@@ -307,11 +307,10 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
             text = each["msg"].removeprefix("Value error, ")
             got = "" if isinstance(each["input"], dict | list) else f", got {each['input']!r}"
             message = f"{text[:1].lower()}{text[1:]}{got}"
-        if each["type"] != "missing" or each["loc"] not in meant:
-            keys = ((name,) if name else ()) + location
-            at_fault = _keys_at_fault(model, each["loc"], message) if each["type"] == "value_error" else ()
-            place = _place(path, keys + at_fault) if path else ""
-            lines.append(": ".join(filter(None, [place, named(keys), message])))
+        keys = ((name,) if name else ()) + location
+        at_fault = _keys_at_fault(model, each["loc"], message) if each["type"] == "value_error" else ()
+        place = _place(path, keys + at_fault) if path else ""
+        lines.append(": ".join(filter(None, [place, named(keys), message])))
     return lines
 
 
@@ -323,22 +322,22 @@ def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> K
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
-    """Return a location of pydantic as in the file, and the field names of the mapping with its last key.
+    """Return the keys in the file for a location of pydantic, and the names that are accepted for the last of them.
 
     Pydantic puts the tag of a tagged union into the location (`sources.0.gsm8k.train`); no such key is in the file.
     """
     keys: list[str | int] = []
     models, fields = [model], list(model.model_fields)  # several models are the members of a union
     for part in location:
-        tagged = [each for each in models if len(models) > 1 and part in _tags(each)]
-        if tagged:  # `part` is a tag
+        tagged = [each for each in models if part in _tags(each)]
+        if tagged and len(models) > 1:  # `part` is a tag
             models = tagged
             continue
         keys.append(part)
         fields = [name for each in models for name in each.model_fields]
-        if isinstance(part, str):
-            fields_here = (each.model_fields[part] for each in models if part in each.model_fields)
-            models = [inner for field in fields_here for inner in models_of(field)]
+        if isinstance(part, str):  # not the index of a list item, which is of the same models
+            values = [each.model_fields[part] for each in models if part in each.model_fields]
+            models = [inner for field in values for inner in models_of(field)]
     return tuple(keys), fields
 
 
@@ -362,8 +361,8 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
 def _place(path: Path, keys: KeyPath) -> str:
     """Return file and line where a key is set, in a params file or in one that it extends.
 
-    A list comes from one file as a whole. For a missing key it is the place of its parent.
+    For a missing key, they are those of its parent.
     """
-    above_lists = tuple(takewhile(lambda key: isinstance(key, str), keys))
+    above_lists = tuple(takewhile(lambda key: isinstance(key, str), keys))  # one file replaces a list as a whole
     # The file with most of the keys; on ties the first, as an overlay comes before the files that it extends.
     return max(_layers(path), key=lambda layer: layer.depth(above_lists)).place(keys)

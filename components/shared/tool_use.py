@@ -19,29 +19,28 @@ def wrong_tools(model: ModelConfig, key: str, coding: Sequence[str]) -> Iterator
     tools = model.tools
     if tools is None:
         return
-    form, call_format = None, tools.call_format
+    call_format = tools.call_format
     with suppress(PipelineError):
         form = prompt_format(model)
-    try:
-        if form is not None:
+        try:
             call_format = form.call_format
             form.prompt("1 + 1?")
             form.observation("2", ended=True)
             _require_room_for_observations(form)
-    except PipelineError as error:
-        line = str(error).replace("train_sft.model.tools", key)
-        yield line if line.startswith(key) else f"{key}: {line}"
+        except PipelineError as error:
+            line = str(error).replace("train_sft.model.tools", key)
+            yield line if line.startswith(key) else f"{key}: {line}"
     if tools.functions and call_format not in (None, "tool_call"):
         yield (
             f"{key}.functions: are shown to a model that calls tools with tool_call, and the format is {call_format}; "
             f"leave them out, or set {key}.call_format: tool_call"
         )
-    calls_are_code = call_format == "fenced" and tools.environment in FUNCTIONS
-    for source in coding if calls_are_code else ():
-        yield (
-            f"{key}.call_format: is fenced, so that the code that answers a problem from {source} would call "
-            f"{tools.environment}; set it to tool_call, for a model whose chat template shows tools"
-        )
+    if call_format == "fenced" and tools.environment in FUNCTIONS:
+        for source in coding:
+            yield (
+                f"{key}.call_format: is fenced, so that the code that answers a problem from {source} would call "
+                f"{tools.environment}; set it to tool_call, for a model whose chat template shows tools"
+            )
 
 
 def _require_room_for_observations(form: PromptFormat) -> None:
