@@ -20,7 +20,7 @@ from components.shared import jsonl, lineage
 from components.shared.chat import CUT, AnsweredTurn, ChatTemplate, PromptFormat, no_template, opens_thought
 from components.shared.errors import PipelineError, out_of_memory
 from components.shared.imports import without_packages
-from components.shared.model import PIPELINE_FILE, ModelConfig, asking, local_model, require_model_folder
+from components.shared.model import PIPELINE_FILE, ModelConfig, local_model, prompt_settings, require_model_folder
 from components.shared.problem import Problem
 from components.shared.tokenizer import EOS, PAD, UNKNOWN, tokenizer_for
 
@@ -250,7 +250,7 @@ def create(
 def load(folder: Path, *, dtype: torch.dtype, quantise: str | None = None) -> Checkpoint:
     """Return the checkpoint that a stage saved in `folder`; `quantise` is as in EngineConfig."""
     saved = jsonl.read_json(folder / PIPELINE_FILE)
-    config = ModelConfig(base=saved.get("weights", str(folder)), **asking(saved))
+    config = ModelConfig(base=saved.get("weights", str(folder)), **prompt_settings(saved))
     return _read(config, dtype, revision=saved.get("revision"), quantise=quantise)
 
 
@@ -274,7 +274,7 @@ def load_without_weights(folder: Path) -> Checkpoint:
             model.generation_config = GenerationConfig.from_pretrained(base, revision=revision)
         tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
         _require_row_for_each_token(base, model, tokenizer)
-    return Checkpoint(model, tokenizer, ModelConfig(base=base, **{"prompt": "{question}", **asking(saved)}))
+    return Checkpoint(model, tokenizer, ModelConfig(base=base, **{"prompt": "{question}", **prompt_settings(saved)}))
 
 
 def with_weights(checkpoint: Checkpoint, folder: Path, *, dtype: torch.dtype) -> Checkpoint:
@@ -408,4 +408,4 @@ def save_base(checkpoint: Checkpoint, folder: Path) -> None:
 
 def _write_prompt(checkpoint: Checkpoint, folder: Path, **others: str | None) -> None:
     """Write pipeline.json: the keys of the config that determine the prompt, and others such as the weights' origin."""
-    jsonl.write_json(folder / PIPELINE_FILE, {**asking(checkpoint.config.model_dump(mode="json")), **others})
+    jsonl.write_json(folder / PIPELINE_FILE, {**prompt_settings(checkpoint.config.model_dump(mode="json")), **others})

@@ -86,12 +86,8 @@ class _ExitCode(logging.Handler):
             self.code = _DENIED
 
 
-def _trusted(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key in _TRUSTED_SETTINGS[section]}
-
-
 def _load_trusted(config: Config, level: str) -> dict[str, Any]:
-    """Load one level of DVC's config; of a repository's own levels only the address of its storage."""
+    """Return one level of DVC's config; of a repository's own levels only the address of its storage."""
     loaded: dict[str, Any] = _load_all(config, level)
     if level not in ("repo", "local"):
         return loaded
@@ -99,7 +95,12 @@ def _load_trusted(config: Config, level: str) -> dict[str, Any]:
     return {"core": _trusted(loaded.get("core", {}), "core"), "remote": remotes}
 
 
-_load_all, Config._load_config = Config._load_config, _load_trusted
+def _trusted(settings: Mapping[str, Any], section: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key in _TRUSTED_SETTINGS[section]}
+
+
+_load_all = Config._load_config
+Config._load_config = _load_trusted
 
 
 def main(arguments: list[str]) -> int:
@@ -107,21 +108,25 @@ def main(arguments: list[str]) -> int:
     special_code = _ExitCode()
     for name in ("dvc", "dvc_data", "dvc_objects"):
         logging.getLogger(name).addHandler(special_code)
-    code = 0
-    command = {each.__name__.replace("_", "-"): each for each in _COMMANDS}.get(arguments[0])
+    commands: dict[str, Callable[..., None]] = {
+        "get-checked": get_checked,
+        "list-storage": list_storage,
+        "read": read,
+        "store": store,
+        "unpack": unpack,
+    }
+    command = commands.get(arguments[0])
     if command is None:
-        code = dvc(arguments)
-    else:
-        try:
-            command(*arguments[1:])
-        except Exception as error:  # as DVC does: any error is reported in one line
-            reasons = [" ".join(str(cause).split()) or type(cause).__name__ for cause in _causes(error)]
-            print(f"ERROR: {': '.join(dict.fromkeys(reasons))}", file=sys.stderr)
-            special_code.add(error)
-            code = 1
-    if not code:
-        return 0
-    return special_code.code or code
+        code: int = dvc(arguments)
+        return special_code.code or code if code else 0  # DVC can succeed after it has logged an error
+    try:
+        command(*arguments[1:])
+    except Exception as error:  # as DVC does: any error is reported in one line
+        reasons = [" ".join(str(cause).split()) or type(cause).__name__ for cause in _causes(error)]
+        print(f"ERROR: {': '.join(dict.fromkeys(reasons))}", file=sys.stderr)
+        special_code.add(error)
+        return special_code.code or 1
+    return 0
 
 
 def get_checked(repository: str, path: str, revision: str, destination: str) -> None:
@@ -155,7 +160,8 @@ def store(folders: str) -> None:
     Prints what `read` prints, and `pointers`: the fields of each folder's .dvc file. Objects that are damaged in the
     storage are replaced once. A fault that remains means that the storage does not return what is written to it.
     """
-    odb, pointers = _storage(), {}
+    odb = _storage()
+    pointers: dict[str, dict[str, Any]] = {}
     objects: dict[str, Any] = {}
     for name, path in json.loads(folders).items():
         tree: Any
@@ -217,9 +223,6 @@ def unpack(folder_md5: str, folder: str) -> None:
 def _md5(odb: Any, path: str) -> str:
     with odb.fs.open(path, "rb") as source:
         return _copy(source, None)[0]
-
-
-_COMMANDS: Sequence[Callable[..., None]] = (get_checked, list_storage, read, store, unpack)
 
 
 def _storage() -> Any:
@@ -337,7 +340,7 @@ def _objects(repo: Any, path: PurePosixPath) -> Iterator[_Object]:
 
 
 def _entries(odbs: list[Any], folder_md5: str, folder: PurePosixPath) -> Any:
-    """Return the `relpath` and `md5` of each file of a folder, from the first undamaged listing in `odbs`."""
+    """Return the `relpath` and `md5` of each file in a folder, from the first undamaged list of its files in `odbs`."""
     path = odbs[-1].oid_to_path(folder_md5)
     fault = f"its list of files {path} is missing from the storage"
     for odb in odbs:

@@ -76,8 +76,8 @@ class NotEnoughMemoryError(PipelineError):
 
 def raise_all(problems: Sequence[str], note: str = "") -> None:
     """Raise one PipelineError with a line for each problem, and the note; do nothing without a problem."""
-    heading = f"{len(problems)} problems to correct before this run can start" if len(problems) > 1 else ""
     if problems:
+        heading = f"{len(problems)} problems to correct before this run can start" if len(problems) > 1 else ""
         raise PipelineError("\n".join(filter(None, [heading, *problems, note])))
 
 
@@ -149,14 +149,15 @@ def raise_if_disk_is_full(error: Exception, path: Path, usage: str) -> None:
     """Raise PipelineError if the error is a full disk; `usage` is a phrase on the bytes written or needed."""
     number = _errno(error)
     if number in _FULL_ERRNOS:
-        free = shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        free = shutil.disk_usage(existing).free
         reason = f"{path}: {os.strerror(number).lower()}"
         raise PipelineError(f"{reason}: {usage}, {free:,} are free; make room and run again") from error
 
 
 def _path(error: BaseException, number: int) -> str | None:
     """Return the file of an error of the operating system; for a copy to a full disk, the destination."""
-    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):
+    if isinstance(error, shutil.Error) and isinstance(error.args[0], list):  # of copytree: (source, target, reason)
         return str(error.args[0][0][1])
     if not isinstance(error, OSError):
         return None

@@ -102,6 +102,11 @@ class Revision(_Record):
             return "unknown, not run from a git repository"
         return self.commit + (" with uncommitted changes" if self.patch_digest else "")
 
+    def without_secrets(self) -> "Revision":
+        """Return this revision; without its patch if that has secrets, which only `grpo-pipeline run` refuses."""
+        has_secrets = self.patch is not None and any(find_secrets(self.patch))
+        return self.model_copy(update={"patch": None}) if has_secrets else self
+
 
 class Run(_Record):
     """One execution of a stage: what differs between equal runs."""
@@ -142,7 +147,8 @@ class Place(_Record):
 
 def current_place() -> Place:
     """Return environment and threads of this process."""
-    environment, torch = current_environment(), sys.modules.get("torch")  # not imported here: that takes seconds
+    environment = current_environment()
+    torch = sys.modules.get("torch")  # not imported here: that takes seconds
     if torch and torch.cuda.is_available() and not environment.gpus:  # a driver without files in /proc
         names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
         environment = environment.model_copy(update={"gpus": names})
@@ -267,7 +273,8 @@ def current_revision(root: Path = _ROOT) -> Revision:
     diff = ("--no-optional-locks", *_DIFF, "HEAD")
     tracked = workspace.git(*diff, "--", *paths)
     new = workspace.git("ls-files", "-z", "--others", "--exclude-standard", "--", *paths)
-    patch = tracked + "".join(_new_file(root, name) for name in sorted(new.split("\0")) if name.endswith(_SUFFIXES))
+    new_files = [name for name in sorted(new.split("\0")) if name.endswith(_SUFFIXES)]
+    patch = tracked + "".join(_patch_of_new_file(root, name) for name in new_files)
     if not patch:
         return Revision(commit=head.strip())
     digest = hashlib.sha256(patch.encode(errors="replace")).hexdigest()
@@ -279,7 +286,7 @@ def uncommitted_files(patch: str) -> list[str]:
     return re.findall(r"^diff --git a/.* b/(.*)$", patch, re.MULTILINE)
 
 
-def keys_in(patch: str) -> Iterator[str]:
+def find_secrets(patch: str) -> Iterator[str]:
     """Yield `file:line` for each added line of a patch that seems to contain a key or a password."""
     file, number = "", 0
     for line in patch.splitlines():
@@ -303,11 +310,12 @@ def _has_secret(line: str) -> bool:
 
 
 def _entropy(text: str) -> float:
+    """Return the entropy of the characters in a text, in bits per character."""
     fractions = [count / len(text) for count in Counter(text).values()]
     return -sum(fraction * math.log2(fraction) for fraction in fractions)
 
 
-def _new_file(root: Path, name: str) -> str:
+def _patch_of_new_file(root: Path, name: str) -> str:
     """Return the patch that adds a file; git exits with 1 where there is a difference."""
     command = ["git", *_DIFF, "--no-index", "--", "/dev/null", name]
     return subprocess.run(command, cwd=root, capture_output=True, check=False).stdout.decode(errors="replace")

@@ -20,7 +20,7 @@ from components.shared import jsonl
 from components.shared.config import Config, without_operational
 from components.shared.environment import RUN_ID_VARIABLE, RUN_NAME_VARIABLE
 from components.shared.errors import PipelineError
-from components.shared.execution import ABSENT, Environment, Revision, Run, current_revision, keys_in, person, place_of
+from components.shared.execution import ABSENT, Environment, Revision, Run, current_revision, person, place_of
 
 FILE_NAME = "lineage.json"
 Fingerprint = Mapping[str, Any]
@@ -254,9 +254,7 @@ def complete(
 ) -> Lineage:
     """Return a lineage from `describe` with the stage's materials and its run, from `started` (UTC) until now."""
     work = described.work.model_copy(update={"materials": dict(sorted(materials.items()))})
-    place, revision = place_of(work_folder), current_revision()
-    if revision.patch and any(keys_in(revision.patch)):  # `grpo-pipeline run` refuses it; other runners do not
-        revision = revision.model_copy(update={"patch": None})
+    place, revision = place_of(work_folder), current_revision().without_secrets()
     run = Run(
         of=_key(work),
         by=person(),

@@ -4,7 +4,8 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,8 @@ from components.shared.lineage import Material
 from components.shared.tools import FeedbackArguments, ToolsConfig
 
 PIPELINE_FILE = "pipeline.json"
-"""File next to the weights with the prompt of the model (the keys of `asking`). In a folder that refers to a model, it
-also has the folder or hub id of the weights ("weights") and their "digest" or "revision"."""
+"""File next to the weights with the `prompt_settings` of the model. In a folder that refers to a model, it also has the
+folder or hub id of the weights ("weights") and their "digest" or "revision"."""
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -38,20 +39,18 @@ class ScratchModel:
     hidden_size: int
     num_layers: int
     num_heads: int
-    vocabulary_size: int | None
+    vocabulary_size: int | None = None
     """Entries of a byte-level BPE vocabulary; None reads whole words and whole numbers."""
-    max_tokens: int
+    max_tokens: int = 512
     """Context length."""
     single_digits: bool = False
     """Whether a vocabulary of whole words has digits instead of whole numbers."""
 
 
 SCRATCH_MODELS = {
-    "scratch:tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
-    "scratch:words": ScratchModel(hidden_size=128, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512),
-    "scratch:digits": ScratchModel(
-        hidden_size=128, num_layers=2, num_heads=4, vocabulary_size=None, max_tokens=512, single_digits=True
-    ),
+    "scratch:tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4),
+    "scratch:words": ScratchModel(hidden_size=128, num_layers=2, num_heads=4),
+    "scratch:digits": ScratchModel(hidden_size=128, num_layers=2, num_heads=4, single_digits=True),
     "scratch:math": ScratchModel(hidden_size=128, num_layers=3, num_heads=4, vocabulary_size=2048, max_tokens=1024),
 }
 
@@ -142,13 +141,13 @@ class ModelConfig(Config):
         return self.prompts.get(source, self.prompt).replace("{question}", question)
 
 
-_ASKING = ("prompt", "answer", "chat", "thinking", "prompts", "tools")
+_PROMPT_KEYS = ("prompt", "answer", "chat", "thinking", "prompts", "tools")
 """Keys of `ModelConfig` that are saved next to the weights, if they are set."""
 
 
-def asking(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that determine how the model is asked, from a dumped `ModelConfig` or a pipeline.json."""
-    return {key: values[key] for key in _ASKING if values.get(key) not in (None, {})}
+def prompt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that determine how a question is put to a model, from a dumped `ModelConfig` or a pipeline.json."""
+    return {key: values[key] for key in _PROMPT_KEYS if values.get(key) not in (None, {})}
 
 
 def require_model_folder(folder: Path) -> None:
@@ -224,52 +223,49 @@ def model_file(base: str, name: str) -> Path:
     base = local_model(base)
     if Path(base).is_dir():
         if not (Path(base) / name).is_file():
-            raise PipelineError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
+            raise _NoFileError(f"model {base}: holds no {name}; a Hugging Face model folder is expected")
         return Path(base) / name
-    fetched = _fetch(base, name)
-    if isinstance(fetched, Path):
-        return fetched
-    raise _fetch_error(base, fetched)
+    # Slow to import, and not needed for a model in a folder.
+    from huggingface_hub import hf_hub_download
 
-
-def _fetch_error(base: str, error: Exception) -> PipelineError:
-    """Return the error for people about a model that is not on the hub, given the error of the hub's client."""
-    from huggingface_hub import constants
-
-    if base.startswith("~"):
-        return PipelineError(f"{base}: no such folder (~ is not expanded)")
-    if base.startswith(("/", "./", "../")):
-        return PipelineError(f"{base}: no such folder")
-    if type(error).__name__ == "LocalEntryNotFoundError" and not constants.HF_HUB_OFFLINE:
-        return PipelineError(f"{base}: no such folder, and the hub cannot be reached")
-    remedy = "a gated model needs HF_TOKEN"
-    if constants.HF_HUB_OFFLINE:
-        remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"
-    return PipelineError(f"{base}: neither a folder nor a model that can be fetched ({type(error).__name__}); {remedy}")
+    with _explain_hub_errors(base):
+        return Path(hf_hub_download(base, name))
 
 
 def optional_model_file(base: str, name: str) -> Path | None:
     """Return a file of a model in a folder or on the hub; None if the model lacks it."""
-    base = local_model(base)
-    if Path(base).is_dir():
-        path = Path(base) / name
-        return path if path.is_file() else None
-    from huggingface_hub.errors import EntryNotFoundError
-
-    is_missing = isinstance(_fetch(base, name), EntryNotFoundError)
-    return None if is_missing else model_file(base, name)  # raises any other error
+    try:
+        return model_file(base, name)
+    except _NoFileError:
+        return None
 
 
-def _fetch(base: str, name: str) -> Path | Exception:
-    """Return a file of a model on the hub, or the error of the hub's client."""
-    # Slow to import, and not needed for a model in a folder.
-    from huggingface_hub import hf_hub_download
+class _NoFileError(PipelineError):
+    """A model lacks a file."""
+
+
+@contextmanager
+def _explain_hub_errors(base: str) -> Iterator[None]:
+    """Turn any error in the block, which fetches from the hub, into PipelineError; _NoFileError for a missing file."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     try:
-        return Path(hf_hub_download(base, name))
+        yield
     except Exception as error:  # the hub client raises many kinds of errors, all meaning "not available"
-        return error
+        kind = _NoFileError if isinstance(error, EntryNotFoundError) else PipelineError
+        if base.startswith("~"):
+            raise kind(f"{base}: no such folder (~ is not expanded)") from None
+        if base.startswith(("/", "./", "../")):
+            raise kind(f"{base}: no such folder") from None
+        if isinstance(error, LocalEntryNotFoundError) and not constants.HF_HUB_OFFLINE:
+            raise kind(f"{base}: no such folder, and the hub cannot be reached") from None
+        remedy = "a gated model needs HF_TOKEN"
+        if constants.HF_HUB_OFFLINE:
+            remedy = "HF_HUB_OFFLINE is set, so only models in a folder or in the hub's cache can be used"
+        reason = f"neither a folder nor a model that can be fetched ({type(error).__name__})"
+        raise kind(f"{base}: {reason}; {remedy}") from None
 
 
 def _pipeline_values(folder: Path) -> dict[str, Any]:
@@ -302,12 +298,9 @@ def fetch_weights(base: str, revision: str | None = None) -> Path:
     """Fetch a model into the hub's cache and return its folder; PipelineError if that fails."""
     from huggingface_hub import snapshot_download
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it announces each of its retries
     patterns = ["*.json", "*.jinja", "*.model", "*.txt", "*.safetensors", "*.bin"]
-    try:
+    with _explain_hub_errors(base):
         return Path(snapshot_download(base, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # as in `_fetch`
-        raise _fetch_error(base, error) from None
 
 
 def write_reference(folder: Path, model: Path) -> None:
@@ -338,7 +331,7 @@ def resolve_reference(folder: Path) -> Path:
         where = f"{folder / PIPELINE_FILE}: the model is in {model}"
         raise PipelineError(f"{where}, which is not there; is its volume mounted, and was its run not removed?")
     is_made_by_stage = holds_model(model) and (model / lineage.FILE_NAME).is_file()
-    has_same_prompt = asking(_pipeline_values(model)) == asking(reference)
+    has_same_prompt = prompt_settings(_pipeline_values(model)) == prompt_settings(reference)
     return model if is_made_by_stage and has_same_prompt else folder
 
 

@@ -30,7 +30,7 @@ from components.report.report import RunFacts, render_report
 from components.shared import durable, jsonl, lineage
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
-from components.shared.execution import Revision, current_revision, keys_in, uncommitted_files
+from components.shared.execution import Revision, current_revision, find_secrets, uncommitted_files
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
 from components.shared.work import last_step
@@ -120,7 +120,7 @@ def _check(path: Path, params: Params, patch: str) -> list[str]:
         problems.append(full_disk)
     raise_all(problems)
     advice = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
-    raise_all([f"{place}: {advice}" for place in keys_in(patch)])
+    raise_all([f"{place}: {advice}" for place in find_secrets(patch)])
     return [line for line in (*advisories(params, data), slow_here(params), full_disk, unused_gpu()) if line]
 
 

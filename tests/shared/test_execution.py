@@ -67,7 +67,7 @@ def test_keys_in_uncommitted_changes_are_found(project: Path) -> None:
     patch = _revision(project).patch
     assert patch is not None
     assert "q8Zr2LxV0bTn5KpW\n" not in patch, "a new file that is no code"
-    assert list(execution.keys_in(patch)) == [f"components/old.py:{number}" for number in (2, 3, 6)]
+    assert list(execution.find_secrets(patch)) == [f"components/old.py:{number}" for number in (2, 3, 6)]
     assert execution.uncommitted_files(patch) == ["components/old.py"]
 
 
