@@ -146,7 +146,7 @@ _PROMPT_KEYS = ("prompt", "answer", "chat", "thinking", "prompts", "tools")
 
 
 def prompt_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that determine how a question is put to a model, from a dumped `ModelConfig` or a pipeline.json."""
+    """Return the keys about how a question is put to a model, from a dumped `ModelConfig` or a pipeline.json."""
     return {key: values[key] for key in _PROMPT_KEYS if values.get(key) not in (None, {})}
 
 

@@ -7,7 +7,7 @@ outside the graph are equal. Outputs are reused, as hard links, after every byte
 """
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,29 +60,14 @@ class Record:
         """Return every result, the newest first, even if its outputs are gone."""
         return read_record(self._path)[1]
 
-    def find(
-        self, outputs: Mapping[str, Path], *, in_place: bool = False, known: Collection[Result] | None = None
-    ) -> Result | None:
-        """Return the newest result that can be reused, or None. A damaged one is reported.
-
-        With `in_place`, it is the result of an earlier attempt of this run, in the same folders; with `known`, of a
-        concurrent run, which is not among the `known` ones; otherwise of an earlier run, whose files from outside the
-        graph must be unchanged.
-        """
+    def find(self, can_reuse: Callable[[Result], bool]) -> Result | None:
+        """Return the newest result that `can_reuse` accepts and whose outputs are undamaged, or None."""
         for each in self.results():
-            if each.outputs.keys() != outputs.keys():
-                continue
-            if in_place:
-                can_reuse = each.is_in(outputs) and _lineage_of(each) is not None
-            elif known is not None:
-                can_reuse = each not in known and _lineage_of(each) is not None
-            else:
-                can_reuse = not changed(each)
-            if can_reuse:
-                damage = damaged(each)
-                if not damage:
+            if _lineage_of(each) and can_reuse(each):
+                fault = damage(each)
+                if not fault:
                     return each
-                say(self.stage, f"{damage}; it is not used")
+                say(self.stage, f"{fault}; it is not used")
         return None
 
     def add(self, result: Result) -> None:
@@ -111,7 +96,7 @@ def read_record(path: Path) -> tuple[Fingerprint, list[Result]]:
     return {}, []
 
 
-def changed(result: Result) -> str:
+def external_change(result: Result) -> str:
     """Return what has changed besides settings, inputs and code, for people; empty if nothing has.
 
     Data from other repositories always count as changed, so that they are fetched again.
@@ -135,7 +120,7 @@ def _lineage_of(result: Result) -> Lineage | None:
     return lineages[0] if lineages and None not in lineages else None
 
 
-def damaged(result: Result) -> str:
+def damage(result: Result) -> str:
     """Return a message about the first output that has changed, after reading every byte; empty if none has."""
     for name, path in result.outputs.items():
         if lineage.digest(path) != result.digests[name]:

@@ -34,7 +34,7 @@ from components.shared.journal import log_event, run_name
 from components.shared.lineage import Lineage, Material
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say, say_error, say_line
-from components.shared.results import Record, Result
+from components.shared.results import Record, Result, external_change
 from components.shared.work import OvertakenError, WorkFolder, locked_work
 
 PAUSES_S = (30.0, 120.0)
@@ -150,13 +150,14 @@ def run(
     was_overtaken = known is not None
     known = record.results() if known is None else known
     if reuse in (Reuse.IN_PLACE, Reuse.ANY) and not stage.never_reused:
-        earlier = record.find(outputs, in_place=reuse is Reuse.IN_PLACE)
+        is_in_place = reuse is Reuse.IN_PLACE
+        earlier = record.find(lambda each: each.is_in(outputs) if is_in_place else not external_change(each))
         if earlier:
             return _reuse(earlier, record, outputs, described)
     try:
         with locked_work(root, stage.name, fingerprint, owner) if stage.has_work else nullcontext() as work:
             may_be_finished = work is not None and (work.has_waited or was_overtaken)
-            concurrent = record.find(outputs, known=known) if may_be_finished else None
+            concurrent = record.find(lambda each: each not in known) if may_be_finished else None
             if concurrent:
                 return _reuse(concurrent, record, outputs, described)
             work_folder = {"work": _begin(work, described)} if work else {}
@@ -181,20 +182,13 @@ def run(
 
 
 def _call(stage: Stage, config: Config, folders: Mapping[str, Path]) -> tuple[dict[str, float], PipelineError | None]:
+    """Return the metrics of a stage, or no metrics and the error of a stage that has done all its work."""
     try:
         return stage.function(config, **folders), None
     except PipelineError as error:
         if not error.keeps_outputs:
             raise
         return {}, error
-
-
-def _describe(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:
-    """Return the lineage of the outputs to be made; PipelineError if an input refers to a model that has changed."""
-    described = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
-    for name in stage.inputs:
-        require_unchanged(folders[name], described.work.inputs[name].digest)
-    return described
 
 
 def _begin(work: WorkFolder, described: Lineage) -> Path:
@@ -211,6 +205,7 @@ def _begin(work: WorkFolder, described: Lineage) -> Path:
 
 
 def _reuse(earlier: Result, record: Record, outputs: Mapping[str, Path], described: Lineage) -> dict[str, float]:
+    """Fill `outputs` with those of an earlier result, unless they are the same folders, and return its metrics."""
     if not earlier.is_in(outputs):
         with _partial_outputs(outputs) as partial:
             for name, path in partial.items():
@@ -224,8 +219,7 @@ def _reuse(earlier: Result, record: Record, outputs: Mapping[str, Path], describ
                     lineage.write(path, after)
         record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
     say_line(f"{record.stage}: unchanged: from {earlier.run}")
-    finished = earlier.model_dump(include={"seconds", "metrics"})
-    log_event(record.stage, "finished", reused_from=earlier.run, **finished)
+    log_event(record.stage, "finished", reused_from=earlier.run, seconds=earlier.seconds, metrics=earlier.metrics)
     return earlier.metrics
 
 
@@ -248,6 +242,14 @@ def _checked_inputs(stage: Stage, folders: Mapping[str, Path]) -> dict[str, Path
             if output.is_relative_to(source) or source.is_relative_to(output):
                 raise PipelineError(f"{where} overlaps with the input {other}; name another folder")
     return inputs
+
+
+def _describe(stage: Stage, config: Config, folders: Mapping[str, Path], inputs: Mapping[str, Path]) -> Lineage:
+    """Return the lineage of the outputs to be made; PipelineError if an input refers to a model that has changed."""
+    described = lineage.describe(stage.name, config.model_dump(mode="json"), inputs)
+    for name in stage.inputs:
+        require_unchanged(folders[name], described.work.inputs[name].digest)
+    return described
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from components.preflight.config import STAGES, Params
 from components.shared.config import Config
 from components.shared.lineage import Fingerprint, differences, fingerprint
-from components.shared.results import Record, Result, changed, damaged, read_record
+from components.shared.results import Record, Result, damage, external_change, read_record
 from components.shared.stage import WORK, Stage
 from components.shared.work import is_in_use, last_step, work_folder
 from pipelines.run.history import Run
@@ -80,7 +80,7 @@ def _expected(
         for result in Record(WORK, stage.name, work).results():
             if result.outputs.keys() != {*stage.outputs}:
                 continue
-            defect = changed(result) or damaged(result)
+            defect = external_change(result) or damage(result)
             if not defect:
                 reused[stage.name] = result
                 return Expectation(stage.name, result.run, "")
