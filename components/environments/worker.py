@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from components.environments.environment import Environment, Observation
+from components.shared.custom_code import is_custom
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
-from components.shared.tools import ToolsConfig, is_own
+from components.shared.tools import ToolsConfig
 from components.workers.service import Service, is_out_of_memory
 
 BUILT_IN = {
@@ -115,7 +116,7 @@ class EnvironmentService(Service):
 
 def _constructor(tools: ToolsConfig) -> Callable[[], Environment]:
     """Return a function that creates an environment; PipelineError if a user's class cannot be used."""
-    if is_own(tools.environment):
+    if is_custom(tools.environment):
         return partial(_own_class(tools), **tools.arguments)
     built_in = _attribute(BUILT_IN[tools.environment])
     if hasattr(built_in, "prepare"):

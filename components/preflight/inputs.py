@@ -15,13 +15,13 @@ from components.preflight.form import OVERRIDES, Form, overrides_of
 from components.prepare_data.first_rows import first_problems
 from components.shared.chat import prompt_format
 from components.shared.config import HOLDS_SECRET, keys_with_secrets, named
+from components.shared.custom_code import is_custom
 from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, SecretsConfig
 from components.shared.errors import PipelineError
 from components.shared.model import ChatConfig, context_tokens, model_config
 from components.shared.problem import Split
 from components.shared.tool_use import wrong_tools
-from components.shared.tools import is_own
-from components.train_grpo.custom_rewards import is_custom, reward_errors
+from components.train_grpo.custom_rewards import reward_errors
 from components.train_sft.config import TrainSFTConfig
 
 Check = Callable[[], Any]
@@ -74,7 +74,7 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
         environments["evaluate.tools"] = params.evaluation_tools
     lines = []
     for section, tools in environments.items():
-        if tools is not None and (trained_here or is_own(tools.environment)):
+        if tools is not None and (trained_here or is_custom(tools.environment)):
             error = environment_error(tools, used_here=trained_here)
             if error is not None:
                 lines.append(error.replace(TOOLS, section))

@@ -14,11 +14,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from components.shared import jsonl, lineage
+from components.shared.custom_code import custom_code_materials
 from components.shared.errors import PipelineError
 from components.shared.execution import current_environment
 from components.shared.lineage import Fingerprint, Lineage, Material
 from components.shared.model import local_model, model_file
-from components.shared.own_code import own_code_materials
 from components.shared.progress import say
 from components.shared.work import work_folder
 
@@ -136,7 +136,7 @@ def _is_unchanged(name: str, material: Material) -> bool:
         if material.repository is not None:
             return False
         if ":" in name:  # a custom reward or environment
-            return own_code_materials([name]).get(name) == material
+            return custom_code_materials([name]).get(name) == material
         return lineage.digest(Path(local_model(name))) == material.sha256
     except PipelineError:
         return False

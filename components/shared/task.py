@@ -75,16 +75,16 @@ class StageFolders:
 
     def run(self, config: Config, inputs: Mapping[str, str], artifact: Path) -> TaskResult:
         """Run the stage, unless an earlier attempt of the run has finished it, and pass its outputs on."""
-        paths = {name: self.input(Path(path)) for name, path in inputs.items()}
-        on_volume = {**paths, **{name: self.own / name for name in self._stage.outputs}}
+        paths = {name: self.on_volume(Path(path)) for name, path in inputs.items()}
+        folders = {**paths, **{name: self.own / name for name in self._stage.outputs}}
         work = self._mount / "grpo-pipeline" / "work"
         owner = f"run {os.environ.get(RUN_NAME_VARIABLE) or self._run_id}"
-        metrics = run(self._stage, config, on_volume, work_root=work, owner=owner, reuse=Reuse.IN_PLACE)
+        metrics = run(self._stage, config, folders, work_root=work, owner=owner, reuse=Reuse.IN_PLACE)
         passed_on = self.pass_on()
         shutil.copytree(passed_on, artifact, dirs_exist_ok=True)
         return TaskResult(metrics, str(passed_on), {name: str(path) for name, path in paths.items()})
 
-    def input(self, path: Path) -> Path:
+    def on_volume(self, path: Path) -> Path:
         """Return `path` if it is on the volume or refers to a model there, otherwise a copy of it on the volume."""
         if resolve_reference(path).resolve().is_relative_to(self._mount.resolve()):
             return path

@@ -12,8 +12,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config, Operational
+from components.shared.custom_code import custom_code_materials, is_custom
 from components.shared.lineage import Material, file_digest
-from components.shared.own_code import own_code_materials
 
 CallFormat = Literal["fenced", "tool_call", "message"]
 
@@ -28,7 +28,6 @@ _ACCEPTED = f'Write {{"name": NAME, "arguments": {{...}}}} between {_OPEN} and {
 _LABEL_IS_MISSING = "A block that calls a tool begins with three backticks and the name of the tool."
 _OUTPUT = re.compile(rf"(?<=\n{FENCE}\n)({FENCE}`*){OUTPUT}\n(?:.*?\n)??\1(?:\n|\Z)", re.DOTALL)
 _FENCES = re.compile(rf"^{FENCE}`*", re.MULTILINE)
-_CUSTOM = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
 _MAX_SHOWN_CHARACTERS = 200
 _MAX_EXACT = 2**53
 """Largest float below which floats represent every whole number exactly."""
@@ -166,7 +165,7 @@ class ToolsConfig(Config):
     @field_validator("environment")
     @classmethod
     def _check_environment(cls, environment: str) -> str:
-        if environment not in ARGUMENTS and not is_own(environment):
+        if environment not in ARGUMENTS and not is_custom(environment):
             raise ValueError(f"no such environment; accepted: {', '.join(ARGUMENTS)}, package.module:Class")
         return environment
 
@@ -214,15 +213,10 @@ class ToolsConfig(Config):
         return {each.name: each for each in self.functions}
 
 
-def is_own(environment: str) -> bool:
-    """Return whether an environment is a custom class, `package.module:Class`."""
-    return _CUSTOM.fullmatch(environment) is not None
-
-
 def environment_materials(tools: ToolsConfig | None) -> dict[str, Material]:
     """Return the files that an environment's answers depend on: its code or its documents."""
-    if tools is not None and is_own(tools.environment):
-        return own_code_materials([tools.environment])
+    if tools is not None and is_custom(tools.environment):
+        return custom_code_materials([tools.environment])
     if tools is not None and tools.environment == "search":
         path = Path(tools.arguments["file"])
         if path.is_file():

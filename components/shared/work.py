@@ -175,8 +175,10 @@ def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None
                 run = f" (run {name})" if name else ""
                 lines.append(f"{other}{run}: step {step}: {lineage.differences(stage, known, fingerprint)}")
     if lines:
-        advice = "To resume unfinished work, undo the difference and run again; to discard it, delete its folder."
-        advice += " A run that waits in a queue may be about to resume it."
+        advice = (
+            "To resume unfinished work, undo the difference and run again; to discard it, delete its folder. "
+            "A run that waits in a queue may be about to resume it."
+        )
         (folder / LIVE).mkdir(exist_ok=True)
         (folder / NOT_RESUMED).write_text("\n".join([*lines, advice, ""]), encoding="utf-8")
         say(stage, f"unfinished work is not resumed; why: {folder / NOT_RESUMED}")
@@ -189,40 +191,42 @@ class Checkpoint:
     step: int
     folder: Path
     score: float | None
+    fingerprint: Fingerprint | None = None
+    """Fingerprint of the run that wrote it, if it has one."""
 
 
 def latest_checkpoint(folder: Path, *, stage: str, fingerprint: Fingerprint | None = None) -> Checkpoint | None:
     """Return the newest undamaged checkpoint, if any; PipelineError if all are damaged, or it is of another run."""
     folders = _step_folders(folder)
-    manifest = _first_undamaged([folders[step] for step in sorted(folders, reverse=True)], stage)
-    if manifest is None and folders:
+    latest = _first_undamaged([folders[step] for step in sorted(folders, reverse=True)], stage)
+    if latest is None and folders:
         raise PipelineError(
             f"{folder}: every checkpoint is damaged (see above); restore one from a copy, "
             "or remove them all to start again from the first step"
         )
-    if manifest is None:
-        return None
-    path = folders[manifest["step"]]
-    if fingerprint is not None and manifest["fingerprint"] != fingerprint:
-        differences = lineage.differences(stage, manifest["fingerprint"], fingerprint)
-        raise PipelineError(f"{path}: is a checkpoint of another run ({differences}); move it out of this folder")
-    return Checkpoint(manifest["step"], path, manifest["score"])
+    if latest and fingerprint is not None and latest.fingerprint != fingerprint:
+        differences = lineage.differences(stage, latest.fingerprint, fingerprint)
+        raise PipelineError(
+            f"{latest.folder}: is a checkpoint of another run ({differences}); move it out of this folder"
+        )
+    return latest
 
 
 def best_checkpoint(folder: Path, *, stage: str) -> Checkpoint | None:
     """Return the undamaged checkpoint with the highest score, on ties the earliest; None if none has a score."""
     folders = _step_folders(folder)
-    manifest = _first_undamaged([folders[step] for step in _best_first(folders)], stage)
-    return Checkpoint(manifest["step"], folders[manifest["step"]], manifest["score"]) if manifest else None
+    return _first_undamaged([folders[step] for step in _best_first(folders)], stage)
 
 
-def _first_undamaged(folders: Iterable[Path], stage: str) -> dict[str, Any] | None:
-    """Return the manifest of the first undamaged checkpoint, or None; report each damaged one before it."""
+def _first_undamaged(folders: Iterable[Path], stage: str) -> Checkpoint | None:
+    """Return the first undamaged checkpoint, or None; report each damaged one before it."""
     for folder in folders:
         try:
-            return _verified_manifest(folder)
+            manifest = _verified_manifest(folder)
         except PipelineError as error:
             say(stage, f"{error}; this checkpoint is skipped")
+        else:
+            return Checkpoint(manifest["step"], folder, manifest["score"], manifest["fingerprint"])
     return None
 
 

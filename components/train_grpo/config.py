@@ -13,7 +13,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from components.policy.config import CheckpointConfig, EngineConfig, Schedule, TrackingConfig
 from components.rollout.vllm.config import MAX_LORA_RANK, SamplerDtype, ServersConfig, VllmConfig
 from components.shared.config import Config, Operational, SameAs
-from components.train_grpo.custom_rewards import is_custom
+from components.shared.custom_code import is_custom
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.rewards import BUILT_IN
 from components.train_grpo.slow_rewards import RewardCallsConfig

@@ -25,7 +25,6 @@ from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.progress import say, say_line
-from components.shared.tools import is_own
 
 RewardFunction = Callable[..., Any]
 
@@ -36,11 +35,6 @@ MARK = "rewards that cannot be used: "
 """Beginning of the line with the result of a trial: custom modules may print other lines."""
 MAX_REWARD = 1e15
 """Largest magnitude of a reward: in float32, sums of its square over a rollout do not overflow."""
-
-
-def is_custom(name: str) -> bool:
-    """Return whether the name of a reward is that of a custom one, `package.module:function`."""
-    return is_own(name)
 
 
 def is_slow(function: RewardFunction) -> bool:

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from components.grading.extract import outside_thoughts
 from components.grading.verifier import Grade, Verdict, is_unit_tests, require_sandbox
+from components.shared.custom_code import is_custom
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
-from components.train_grpo.custom_rewards import RewardFunction, is_custom, load_reward
+from components.train_grpo.custom_rewards import RewardFunction, load_reward
 from components.train_grpo.judge import JudgeConfig, judge
 from components.train_grpo.process_supervision import outcome
 

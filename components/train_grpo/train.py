@@ -7,16 +7,15 @@ from pathlib import Path
 
 from components.cluster.config import current_stage
 from components.cluster.launch import run_ranks
+from components.shared.custom_code import custom_code_materials, is_custom
 from components.shared.environment import ON_LOOPBACK, SERVERS_VARIABLE, WEIGHTS_VARIABLE
 from components.shared.errors import PipelineError
 from components.shared.images import GPU
 from components.shared.lineage import Material, digest
 from components.shared.model import has_tools, local_model, model_file, weights_folder
-from components.shared.own_code import own_code_materials
 from components.shared.stage import Stage
 from components.shared.watchdog import memory_folder
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.custom_rewards import is_custom
 from components.train_grpo.publishing import checkpoints_published
 
 
@@ -39,7 +38,7 @@ def train(
 
 def _materials(config: TrainGRPOConfig) -> dict[str, Material]:
     """Return the versions of custom rewards, of the reward model's base and of the teacher, for the lineage."""
-    materials = own_code_materials(filter(is_custom, config.reward.names))
+    materials = custom_code_materials(filter(is_custom, config.reward.names))
     for settings in (config.reward.model, config.teacher):
         if settings and settings.base != "reference":
             model = local_model(settings.base)

@@ -129,7 +129,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, other: dict[str,
         f"{tmp_path}/step-000002: is a checkpoint of another run ({difference}); move it out of this folder"
     )
     found = latest_checkpoint(tmp_path, stage="train", fingerprint=other)
-    assert found == Checkpoint(2, tmp_path / "step-000002", None)
+    assert found == Checkpoint(2, tmp_path / "step-000002", None, other)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from components.shared.own_code import own_file
+from components.shared.custom_code import code_file
 
 
 def test_a_module_is_found_below_folders_without_an_init_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,5 +13,5 @@ def test_a_module_is_found_below_folders_without_an_init_file(tmp_path: Path, mo
     module.parent.mkdir(parents=True)
     module.write_text("raise ValueError('imported')\n")
     monkeypatch.chdir(tmp_path)
-    assert own_file("work_in.deep.rewards:brevity") == module
-    assert own_file("work_in.deep.others:brevity") is None
+    assert code_file("work_in.deep.rewards:brevity") == module
+    assert code_file("work_in.deep.others:brevity") is None
