@@ -4,6 +4,7 @@ import re
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 _MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
@@ -20,18 +21,15 @@ def missing_libraries() -> dict[str, str]:
     """
     site = Path(sysconfig.get_path("platlib"))
     files = sorted(path for path in site.rglob("*.so*") if path.is_file() and not path.match(_ALTERNATIVES))
+    run = partial(subprocess.run, capture_output=True, text=True, check=False)
     with ThreadPoolExecutor() as pool:
-        outputs = list(pool.map(_ldd, files))
+        processes = pool.map(lambda path: run(["ldd", path]), files)
     installed, missing = {path.name for path in files}, dict[str, str]()
-    for path, output in zip(files, outputs, strict=True):
-        for name in _MISSING.findall(output):
+    for path, process in zip(files, processes, strict=True):
+        for name in _MISSING.findall(process.stdout):
             if name not in installed and not _OPTIONAL.match(name):
                 missing.setdefault(name, path.relative_to(site).as_posix())
     return missing
-
-
-def _ldd(path: Path) -> str:
-    return subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TextIO
 
 from tqdm import tqdm
@@ -25,13 +25,12 @@ _INTERVAL_S = 5.0
 class Progress:
     """Counts the finished units of a stage's work and shows the latest metrics next to them."""
 
-    def __init__(self, stage: str, total: int, units: str, terminal: TextIO | None) -> None:
+    def __init__(self, stage: str, total: int, units: str) -> None:
         self._stage, self._units, self._total = stage, units, total
         self._done = self._skipped = 0
         self._started = self._last_line = self._last_rate = time.monotonic()
-        self._bar = tqdm(
-            total=total, desc=stage, file=terminal, disable=terminal is None, leave=False, dynamic_ncols=True
-        )
+        no_bar = not sys.stdout.isatty()
+        self._bar = tqdm(total=total, desc=stage, file=sys.stdout, disable=no_bar, leave=False, dynamic_ncols=True)
 
     def skip(self, steps: int) -> None:
         """Count `steps` as done by an earlier run: they do not count in the estimate of the time left."""
@@ -50,8 +49,8 @@ class Progress:
             left = ""
         # On a terminal, the bar is on standard output, and lines would tear it.
         elif now - self._last_line >= _INTERVAL_S and not sys.stdout.isatty():
-            steps_now = self._done - self._skipped
-            left = f"{tqdm.format_interval((now - self._started) / steps_now * (self._total - self._done))} left"
+            step_s = (now - self._started) / (self._done - self._skipped)
+            left = f"{tqdm.format_interval(step_s * (self._total - self._done))} left"
         else:
             return
         self._last_line = now
@@ -70,11 +69,9 @@ class Progress:
         self._bar.close()
 
 
-@contextmanager
-def progress(stage: str, total: int, units: str = "steps") -> Iterator[Progress]:
-    """Show the progress of `total` units of `stage`, such as steps or answers, while the block runs."""
-    with closing(Progress(stage, total, units, sys.stdout if sys.stdout.isatty() else None)) as shown:
-        yield shown
+def progress(stage: str, total: int, units: str = "steps") -> closing[Progress]:
+    """Return a context that shows the progress of `total` units of a stage, such as steps or answers."""
+    return closing(Progress(stage, total, units))
 
 
 def say(stage: str, message: str) -> None:

@@ -115,6 +115,7 @@ def paired_gain_p(counts: PairedCounts, gain: float) -> float:
 
 
 def _binomial_tail(successes: int, trials: int, probability: float) -> float:
+    """Return the probability of at least `successes` in independent trials."""
     from scipy.special import bdtrc
 
     return float(bdtrc(successes - 1, trials, probability)) if successes > 0 else 1.0

@@ -23,7 +23,7 @@ def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
         return _read(model.base)
     texts = [text for problem in problems for text in (model.ask(problem.question, problem.source), problem.solution)]
     if model.scratch.vocabulary_size is None:
-        return _words(texts, _DIGITS if model.scratch.single_digits else _NUMBERS)
+        return _words(texts, single_digits=model.scratch.single_digits)
     return _byte_pairs(texts, model.scratch.vocabulary_size)
 
 
@@ -50,12 +50,12 @@ def _read(base: str) -> Tokenizer:
         raise PipelineError(f"{path}: cannot be read as a tokenizer ({error}); is the file truncated?") from None
 
 
-def _words(texts: list[str], pattern: Regex) -> Tokenizer:
-    """Return a tokenizer whose vocabulary is every match of the pattern in the texts, and all characters of ASCII."""
-    splitter = pre_tokenizers.Split(pattern, "isolated")
+def _words(texts: list[str], *, single_digits: bool) -> Tokenizer:
+    """Return a tokenizer whose vocabulary is all words, numbers and other matches in the texts, and all of ASCII."""
+    splitter = pre_tokenizers.Split(_DIGITS if single_digits else _NUMBERS, "isolated")
     words = {word for text in texts for word, _ in splitter.pre_tokenize_str(text)}
     words |= {*_PRINTABLE_ASCII, "\n"}
-    if pattern is _NUMBERS:
+    if not single_digits:
         words |= {str(number) for number in range(100)}
     vocabulary = {token: index for index, token in enumerate([PAD, EOS, UNKNOWN, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
