@@ -125,20 +125,20 @@ class PromptFormat:
 
         `earlier` messages (role, content) precede the question; PipelineError if there are any, but no chat template.
         """
-        text = self.config.ask(question, source)
         if self.template is not None:
-            return self._render([*self._messages(text, earlier), *self._history(turns)], is_prompt=True)
+            messages = [*self._messages(question, source, earlier), *self._history(turns)]
+            return self._render(messages, is_prompt=True)
         if earlier:
             roles = ", ".join(role for role, _ in earlier)
             raise PipelineError(
                 f"a question follows other messages ({roles}), which need a chat template: set train_sft.model.chat, "
                 "such as `chat: {}`, or a protocol with chat"
             )
-        return text
+        return self.config.ask(question, source)
 
     def messages(self, question: str) -> list[Message]:
         """Return the messages that ask a question; empty without a template."""
-        return [] if self.template is None else self._messages(self.config.ask(question))
+        return [] if self.template is None else self._messages(question)
 
     def response_parts(self, problem: Problem) -> list[tuple[str, bool]]:
         """Return the response to learn from, without the end of its last turn, as pairs (text, is_observation).
@@ -150,13 +150,14 @@ class PromptFormat:
             return self._turns_with_calls(problem)
         response = problem.solution
         if self.template is not None:
-            response = self._turn(self._question_messages(problem), response)
+            messages = self._messages(problem.question, problem.source, problem.earlier)
+            response = self._turn(messages, response)
         return split_outputs(response) if self.call_format == "fenced" else [(response, False)]
 
     def _turns_with_calls(self, problem: Problem) -> list[tuple[str, bool]]:
         """Return the parts of a response as in `response_parts`, with the fenced calls of the solution in JSON."""
         assert self.config.tools is not None
-        messages = self._question_messages(problem)
+        messages = self._messages(problem.question, problem.source, problem.earlier)
         parts = split_outputs(problem.solution)
         turns: list[tuple[str, bool]] = []
         for number, (text, is_output) in enumerate(parts, start=1):
@@ -310,15 +311,13 @@ class PromptFormat:
             return text
         return answered.removeprefix(prompt).removesuffix(self.end)
 
-    def _question_messages(self, problem: Problem) -> list[Message]:
-        return self._messages(self.config.ask(problem.question, problem.source), problem.earlier)
-
-    def _messages(self, text: str, earlier: Sequence[tuple[str, str]] = ()) -> list[Message]:
-        """Return the messages up to the question; a problem's own system message replaces the config's."""
+    def _messages(self, question: str, source: str = "", earlier: Sequence[tuple[str, str]] = ()) -> list[Message]:
+        """Return the messages up to a question; a system message in `earlier` replaces the config's."""
         system = self.config.chat.system if self.config.chat else None
         if system is not None and not any(role == "system" for role, _ in earlier):
             earlier = [("system", system), *earlier]
-        return [{"role": role, "content": content} for role, content in (*earlier, ("user", text.strip()))]
+        prompt = self.config.ask(question, source).strip()
+        return [{"role": role, "content": content} for role, content in (*earlier, ("user", prompt))]
 
     def _render_answered(self, messages: Sequence[Message], answer: str) -> str:
         return self._render([*messages, {"role": "assistant", "content": answer}], is_prompt=False)

@@ -51,7 +51,10 @@ def replace(path: Path, new: Path) -> None:
 
 @contextmanager
 def new_folder(destination: Path) -> Iterator[Path]:
-    """Yield a path for a folder that becomes `destination`, empty or missing before, unless the block fails."""
+    """Yield the path at which the block has to make a folder; if it succeeds, the folder is renamed to `destination`.
+
+    PipelineError if there is anything at `destination` but an empty folder.
+    """
     destination = destination.resolve()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise PipelineError(f"{destination}: is not empty; choose a new folder")
@@ -66,7 +69,7 @@ def new_folder(destination: Path) -> Iterator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a folder; a kill leaves it complete or absent, possibly with a rest in `.<name>.removed`."""
+    """Remove a folder; a kill leaves it complete or absent, possibly with some of its files in `.<name>.removed`."""
     remove(set_aside(folder))
 
 
@@ -112,12 +115,6 @@ def tail(path: Path, *, max_bytes: int) -> str:
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
         return file.read().decode("utf-8", errors="replace")
-
-
-def touch(folder: Path) -> None:
-    """Update the modification time of a folder, if permitted."""
-    with suppress(OSError):
-        os.utime(folder)
 
 
 def last_change(folder: Path) -> float:

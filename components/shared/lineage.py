@@ -281,6 +281,7 @@ def of_reused_outputs(earlier: Lineage, described: Lineage) -> Lineage:
 
 
 def _with_run(described: Lineage, work: Work, run: Run, environment: Environment, revision: Revision) -> Lineage:
+    """Return `described` with `work` in place of the work of its stage, and with the run of that work."""
     stages = {key: each for key, each in described.stages.items() if key != described.made_by}
     environments = {**described.environments, run.environment: environment}
     revisions = {**described.revisions, run.revision: revision}

@@ -1,11 +1,12 @@
 """The base model named in params, folders that hold a model, and folders that refer to one elsewhere."""
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -174,11 +175,11 @@ def context_tokens(base: str) -> int | None:
 
 def context_tokens_of(config: Mapping[str, Any]) -> int | None:
     """Return the context length in a config.json, or None."""
-    text = config.get("text_config") or config  # the language model of a multimodal one
-    rope_type = (text.get("rope_parameters") or {}).get("rope_type", "default")
-    if text.get("rope_scaling") or rope_type != "default":  # each kind extends the context differently
+    decoder = config.get("text_config") or config  # the language model of a multimodal one
+    rope_type = (decoder.get("rope_parameters") or {}).get("rope_type", "default")
+    if decoder.get("rope_scaling") or rope_type != "default":  # each kind extends the context differently
         return None
-    return next((text[key] for key in _CONTEXT_KEYS if isinstance(text.get(key), int)), None)
+    return next((decoder[key] for key in _CONTEXT_KEYS if isinstance(decoder.get(key), int)), None)
 
 
 def model_config(base: str) -> dict[str, Any]:
@@ -343,7 +344,8 @@ def require_unchanged(folder: Path, digest: str) -> None:
     reference, model = _pipeline_values(folder), resolve_reference(folder)
     if model == folder:
         return
-    durable.touch(model)
+    with suppress(OSError):  # the folder may be another user's
+        os.utime(model)
     if reference["digest"] != digest:
         raise PipelineError(
             f"model {reference['weights']}: has changed since it was passed on: its digest is {digest}, where "

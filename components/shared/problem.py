@@ -83,7 +83,8 @@ def write_problems(folder: Path, split: Split, problems: Iterable[Problem]) -> N
 def draw(problems: Sequence[Problem], number: int | None, seed: int) -> list[Problem]:
     """Return a random selection of problems in their order; all if `number` is None.
 
-    The hash of an id decides: a smaller selection is part of a larger one, and a removed problem changes one place.
+    The hash of an id decides: a smaller selection is part of a larger one, and if a selected problem is removed from
+    the data, only one other problem takes its place.
     """
     shuffled = sorted(problems, key=lambda each: hashlib.sha256(f"{seed} {each.id}".encode()).digest())
     chosen = {each.id for each in shuffled[:number]}

@@ -44,8 +44,8 @@ def mean_interval(means: Sequence[float], num_answers: float = math.inf) -> Inte
     """Return the 95 % interval of the mean over problems of per-problem means in [0, 1].
 
     Answers to one problem are correlated. So it is Wilson's interval for the effective number of independent answers,
-    which the variance between problems gives (one answer per problem: the number of problems). It is at most the number
-    of all answers, `num_answers`: near 0 and 1, where few problems differ from the others, the variance is unreliable.
+    which follows from the variance between problems; with one answer per problem, it is the number of problems. It is
+    at most the number of all answers, `num_answers`, as the variance is unreliable near means of 0 and 1.
     """
     mean = fmean(means)
     variance = pvariance(means, mean)

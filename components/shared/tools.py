@@ -337,8 +337,9 @@ def split_outputs(text: str) -> list[tuple[str, bool]]:
 
 def output_text(block: str) -> str:
     """Return the text between the fences of a block of output."""
-    opening, _, rest = block.partition("\n")
-    return rest.rstrip("\n").removesuffix(opening.removesuffix(OUTPUT)).removesuffix("\n")
+    first_line, _, rest = block.partition("\n")
+    fence = first_line.removesuffix(OUTPUT)
+    return rest.rstrip("\n").removesuffix(fence).removesuffix("\n")
 
 
 def as_tool_call(turn: str, functions: Mapping[str, Function]) -> str:

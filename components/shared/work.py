@@ -258,12 +258,12 @@ def newest_export(work: Path, *, after: int = 0) -> Export | None:
     folders = _step_folders(work / CHECKPOINTS)
     prefix = f"{EXPORT}/{MODEL}/"
     for step in sorted((step for step in folders if step > after), reverse=True):
-        folder = folders[step] / EXPORT
         with suppress(PipelineError):  # damaged, or removed meanwhile
             files = _manifest(folders[step])["files"]
             digests = {path.removeprefix(prefix): files[path] for path in files if path.startswith(prefix)}
             if digests:
-                return Export(step, folder / MODEL, jsonl.read_json(folder / "metrics.json"), digests)
+                export = folders[step] / EXPORT
+                return Export(step, export / MODEL, jsonl.read_json(export / "metrics.json"), digests)
     return None
 
 
@@ -333,11 +333,13 @@ class CheckpointWriter:
 
 
 def _step_folders(folder: Path) -> dict[int, Path]:
+    """Return the folders of the checkpoints in a folder, by step."""
     named = ((path, re.fullmatch(r"step-(\d{6,})", path.name)) for path in folder.glob("step-*"))
     return {int(match[1]): path for path, match in named if match}
 
 
 def _verified_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint; PipelineError if one of its files is damaged, missing or unknown."""
     manifest = _manifest(folder)
     if int(folder.name.removeprefix("step-")) != manifest["step"]:
         raise PipelineError(f"{folder}: is the checkpoint of step {manifest['step']} under another name")
@@ -354,6 +356,7 @@ def _verified_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint, without a look at its files; PipelineError if it is damaged itself."""
     path = folder / _MANIFEST
     sealed = jsonl.read_json(path)
     if not isinstance(sealed, dict) or sealed.get("digest") != lineage.value_digest(sealed.get("content")):

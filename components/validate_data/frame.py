@@ -80,9 +80,10 @@ def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
 
 def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> list[dict[str, Any]]:
     """Return the columns of each problem, without those that do not apply to it; `copies` counts the problem itself."""
-    ids = defaultdict(list)
-    for problem in problems:
-        ids[problem.split, _normalised(problem.conversation)].append(problem.id)
+    questions = [_normalised(problem.conversation) for problem in problems]
+    ids = defaultdict(list)  # of the problems of a split with the same question
+    for problem, question in zip(problems, questions, strict=True):
+        ids[problem.split, question].append(problem.id)
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
     verdicts = grades(problems, config.model.answer)
@@ -91,9 +92,8 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
     any_solution = any(problem.solution.strip() for problem in problems if problem.split == Split.TRAIN)
     rows = []
     for index, problem in enumerate(problems):
-        question = _normalised(problem.conversation)
-        copies = ids[problem.split, question]
-        copies_held_out = [id_ for split in _HELD_OUT[problem.split] for id_ in ids[split, question]]
+        copies = ids[problem.split, questions[index]]
+        copies_held_out = [id_ for split in _HELD_OUT[problem.split] for id_ in ids[split, questions[index]]]
         row = {
             "answer": problem.answer,
             "grade": verdicts[index],
