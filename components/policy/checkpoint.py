@@ -18,7 +18,7 @@ from components.policy.packing import TokenSequence
 from components.policy.padded import padded_because
 from components.shared import jsonl, lineage
 from components.shared.chat import CUT, AnsweredTurn, ChatTemplate, PromptFormat, no_template, opens_thought
-from components.shared.errors import PipelineError, out_of_memory
+from components.shared.errors import PipelineError, is_failed_allocation
 from components.shared.imports import without_packages
 from components.shared.model import PIPELINE_FILE, ModelConfig, local_model, prompt_settings, require_model_folder
 from components.shared.problem import Problem
@@ -295,7 +295,7 @@ def _explain_loading_errors(base: str) -> Iterator[None]:
     except LookupError as error:
         raise PipelineError(f"model {base}: cannot be loaded (its files do not fit together: {error})") from None
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if out_of_memory(error) is not None:
+        if is_failed_allocation(error):
             raise
         reason = str(error).strip().split("\n", 1)[0]
         raise PipelineError(f"model {base}: cannot be loaded ({reason})") from None

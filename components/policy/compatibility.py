@@ -19,7 +19,7 @@ from components.policy.logprobs import LogprobModel, completion_logprobs
 from components.policy.output_layer import use_float32_logits
 from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.policy.padded import use_padded_rows
-from components.shared.errors import PipelineError, out_of_memory
+from components.shared.errors import PipelineError, is_failed_allocation
 from components.shared.model import other_layers
 
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
@@ -39,7 +39,7 @@ def prepare_model(model: PreTrainedModel) -> None:
     try:
         require_packed_rows(model)
     except Exception as error:  # a model that knows no layouts may raise anything
-        if out_of_memory(error) is not None:
+        if is_failed_allocation(error):
             raise
         # Undo what `require_packed_rows` has set.
         model.set_attn_implementation(attention)
@@ -95,7 +95,7 @@ def _require_trainable_in_padded_rows(model: PreTrainedModel) -> None:
         prefix_M = torch.cat([_prefix_logprobs(model, sequence) for sequence in sequences]).double()
         is_causal, is_cache_exact = _is_causal(model, sequences[0]), _is_cache_exact(model, sequences[0])
     except Exception as error:  # any: the code of the model is not known
-        if out_of_memory(error) is not None:
+        if is_failed_allocation(error):
             raise
         raise PipelineError(f"{name} cannot be trained here: {' '.join(str(error).split())[:200]}") from None
     if not is_causal or not _are_close(model, padded_M, prefix_M):  # the second finds what depends on other rows, too

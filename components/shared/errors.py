@@ -85,9 +85,8 @@ def explain(error: Exception) -> PipelineError | None:
     """Return `error` as an error for people if it is one or comes from the operating system; None for a bug."""
     if isinstance(error, PipelineError):
         return error
-    amount = out_of_memory(error)
-    if amount is not None:
-        return NotEnoughMemoryError(out_of_memory_message(amount, "this stage"))
+    if is_failed_allocation(error):
+        return NotEnoughMemoryError(out_of_memory_message(_amount(str(error)), "this stage"))
     number = _errno(error)
     if number is None:
         return None
@@ -103,27 +102,25 @@ def explain_out_of_memory(purpose: str, *remedies: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        amount = out_of_memory(error)
-        if amount is None or isinstance(error, PipelineError):
+        if isinstance(error, PipelineError) or not is_failed_allocation(error):
             raise
-        raise NotEnoughMemoryError(out_of_memory_message(amount, purpose, *remedies)) from error
+        raise NotEnoughMemoryError(out_of_memory_message(_amount(str(error)), purpose, *remedies)) from error
 
 
-def out_of_memory(error: BaseException) -> str | None:
-    """Return the amount of memory that could not be allocated, "" if it is unknown; None for any other error."""
+def is_failed_allocation(error: BaseException) -> bool:
+    """Return whether an error means that memory of the host or of a GPU could not be allocated."""
     # An error may end with a log; only its first line is the message.
     first_line = str(error).strip().partition("\n")[0]
-    is_known = (
+    return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
         or _errno(error) == errno.ENOMEM
         or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(first_line) is not None)
     )
-    return _amount(str(error)) if is_known else None
 
 
 def out_of_memory_in_log(text: str) -> str | None:
-    """Return the amount of memory that a process could not allocate, from its output, as in `out_of_memory`."""
+    """Return the memory that a process could not allocate, from its output, as `_amount` does; None if it had enough."""
     line = _MEMORY_ERROR.search(text)
     return _amount(line[0]) if line else None
 
@@ -135,7 +132,7 @@ def out_of_memory_message(amount: str, purpose: str, *remedies: str) -> str:
 
 
 def _amount(text: str) -> str:
-    """Return the amount of memory in the message of a failed allocation, and what was free, as far as it has them."""
+    """Return what the message of a failed allocation says about the memory requested and free; empty for nothing."""
     exact, rounded, free = _BYTES.search(text), _AMOUNT.search(text), _FREE.search(text)
     amount = ""
     if exact:

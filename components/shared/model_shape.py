@@ -26,7 +26,7 @@ class ModelShape:
     num_kv_heads: int
     head_size: int
     vocabulary_size: int
-    tied: bool
+    tied: bool = False
     """Whether the output layer shares the weights of the embedding."""
     qkv_bias: bool = False
     """Whether query, key and value projections have biases, as in Qwen2."""
@@ -101,9 +101,9 @@ _WORD_VOCABULARY = 234
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _VARIANTS = {"base", "chat", "instruct", "math", "coder", "meta", "llm", "rl"}
 """Words in a name that do not change the shape."""
-_llama = partial(ModelShape, tied=False)
-_qwen2 = partial(ModelShape, tied=False, qkv_bias=True)
-_qwen3 = partial(ModelShape, tied=False, qk_norm=True)
+_llama = ModelShape
+_qwen2 = partial(ModelShape, qkv_bias=True)
+_qwen3 = partial(ModelShape, qk_norm=True)
 _LLAMA_8B = _llama(4096, 14336, 32, 32, 8, 128, 128256)
 _LLAMA_70B = _llama(8192, 28672, 80, 64, 8, 128, 128256)
 KNOWN_MODELS = {

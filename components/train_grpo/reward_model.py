@@ -31,7 +31,7 @@ from components.policy.engine import Engine, NonFiniteError, torch_dtype
 from components.policy.lora import add_adapters, merged_state_dict
 from components.policy.packing import TokenSequence
 from components.policy.training import TrainingCheckpoint, explain_memory_for_update
-from components.shared.errors import PipelineError, out_of_memory
+from components.shared.errors import PipelineError, is_failed_allocation
 from components.shared.progress import say
 from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
 from components.train_grpo.reward_examples import (
@@ -332,7 +332,7 @@ def _load(base: str, reference: Checkpoint, dtype: torch.dtype) -> PreTrainedMod
         )
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        if out_of_memory(error) is not None:
+        if is_failed_allocation(error):
             raise
         reason = str(error).strip().split("\n", 1)[0]
         raise _error(base, f"cannot be loaded ({reason}); {_EXPECTED_BASE}") from None

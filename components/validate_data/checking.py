@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -54,19 +55,20 @@ def check(frame: pd.DataFrame, expectations: Sequence[dict[str, Any]]) -> list[O
 
 def _outcome(result: Mapping[str, Any], frame: pd.DataFrame) -> Outcome:
     """Return the outcome in a result of Great Expectations; PipelineError if it has none."""
-    expectation, success, counts = result["expectation_config"], result["success"], result["result"]
+    expectation, counts = result["expectation_config"], result["result"]
     name, title, template = (expectation["meta"][key] for key in ("name", "title", "detail"))
     reason = _exception(result["exception_info"])
     if reason:
         raise PipelineError(f"expectation `{name}` could not be evaluated, so the data were not judged: {reason}")
+    outcome = partial(Outcome, name, title, expectation["severity"], result["success"])
     if "unexpected_count" not in counts:  # the expectation is about the sum of a column
         rows = counts["observed_value"]
-        detail = "" if success else f"{rows:,} rows"
-        return Outcome(name, title, expectation["severity"], success, checked=rows, detail=detail)
+        return outcome(checked=rows, detail="" if result["success"] else f"{rows:,} rows")
     checked, unexpected = counts["element_count"] - counts["missing_count"], counts["unexpected_count"]
     labels = [row[LABEL] for row in counts.get("unexpected_index_list") or []]
-    return Outcome(
-        *(name, title, expectation["severity"], success, checked, unexpected),
+    return outcome(
+        checked,
+        unexpected,
         unexpected_percent=round(100 * unexpected / max(checked, 1), 4),
         examples=list(dict.fromkeys(labels[:_MAX_EXAMPLES])),
         detail=template.format(**frame[frame[LABEL] == labels[0]].iloc[0]) if labels else "",

@@ -9,7 +9,7 @@ import pytest
 from components.cluster.failures import SilentRankError, error_of_ranks, failure_reason, queueing_problem
 from components.cluster.job import Job, RankFailure
 from components.cluster.kube import Json
-from components.shared.errors import PipelineError, RetryableError, out_of_memory
+from components.shared.errors import PipelineError, RetryableError, is_failed_allocation
 
 FAILED = {"type": "Failed", "status": "True", "reason": "FailedJobs", "message": "jobset failed"}
 JOB = {"metadata": {"name": "grpo-1"}, "status": {"conditions": [FAILED]}}
@@ -137,4 +137,4 @@ def test_kind_of_an_error_does_not_depend_on_the_log_below_it(job: Job) -> None:
         error = error_of_ranks(job)
         assert error is not None
         assert "may run out of memory" in str(error)
-        assert (out_of_memory(error) is not None) == is_memory
+        assert is_failed_allocation(error) == is_memory
