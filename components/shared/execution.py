@@ -181,11 +181,13 @@ def current_environment() -> Environment:
 
     Call it before importing libraries, which add environment variables and entries to sys.path.
     """
-    lock = _ROOT / "requirements.lock"
+    lock, lock_file = os.environ.get(LOCK_VARIABLE) or None, _ROOT / "requirements.lock"
+    if lock_file.is_file():
+        lock = hashlib.sha256(lock_file.read_bytes()).hexdigest()
     return Environment(
         python=platform.python_version(),
         packages=dict(sorted(_packages())),
-        lock=hashlib.sha256(lock.read_bytes()).hexdigest() if lock.is_file() else os.environ.get(LOCK_VARIABLE) or None,
+        lock=lock,
         image=os.environ.get(IMAGE_VARIABLE) or None,
         system=platform.platform(),
         machine=platform.machine(),
@@ -194,7 +196,7 @@ def current_environment() -> Environment:
         gpus=tuple(_gpus()),
         gpu_driver=_gpu_driver(),
         variables={
-            name: value.encode(errors="replace").decode()
+            name: value.encode(errors="replace").decode()  # a value that is not UTF-8 cannot be in JSON
             for name, value in sorted(os.environ.items())
             if is_numerical(name)
         },

@@ -52,7 +52,9 @@ class Problem(BaseModel):
     def num_steps(self) -> int | None:
         """Lines of the solution above its `####` line, as in GSM8K; None without such a line."""
         worked, marker, _ = f"\n{self.solution}".rpartition("\n####")
-        return len([line for line in worked.splitlines() if line.strip()]) if marker else None
+        if not marker:
+            return None
+        return sum(bool(line.strip()) for line in worked.splitlines())
 
 
 def problems_file(folder: Path, split: Split) -> Path:

@@ -30,10 +30,10 @@ def validate(config: ValidateConfig, *, problems: Path, validation: Path) -> dic
 
     frame = build_frame(problems, config)
     outcomes = check(frame, expectations(config))
-    missed = {
-        severity: [each for each in outcomes if not each.success and each.severity == severity]
-        for severity in SEVERITIES
-    }
+    missed: dict[str, list[Outcome]] = {severity: [] for severity in SEVERITIES}
+    for outcome in outcomes:
+        if not outcome.success:
+            missed[outcome.severity].append(outcome)
     rejected = missed["critical"]
     result: dict[str, Any] = {
         "success": not rejected,
@@ -71,7 +71,7 @@ STAGE = Stage(
 
 
 def _describe(outcome: "Outcome") -> str:
-    """Return one line with the expectation, the first unexpected rows, and what is wrong with the very first."""
+    """Return one line about a missed expectation, the first unexpected rows, and what is wrong with the very first."""
     text = f"`{outcome.name}` is not met ({outcome.title[:1].lower()}{outcome.title[1:]})"
     if not outcome.unexpected:
         return f"{text}: {outcome.detail}"
