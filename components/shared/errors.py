@@ -120,7 +120,7 @@ def is_failed_allocation(error: BaseException) -> bool:
 
 
 def out_of_memory_in_log(text: str) -> str | None:
-    """Return the memory that a process could not allocate, from its output, as `_amount` does; None for other output."""
+    """Return the `_amount` of the first failed allocation in the output of a process; None if there is none."""
     line = _MEMORY_ERROR.search(text)
     return _amount(line[0]) if line else None
 
