@@ -104,7 +104,8 @@ def read_params(path: Path) -> Params:
     """
     sections: Params = {}
     for layer in reversed(_layers(path)):
-        for keys in keys_with_secrets(layer.sections):
+        keys = next(keys_with_secrets(layer.sections), None)
+        if keys is not None:
             raise PipelineError(f"{layer.place(keys)}: {named(keys)}: {HOLDS_SECRET}")
         sections = laid_over(sections, layer.sections)
     return sections
@@ -226,6 +227,7 @@ def _add_lines(lines: dict[KeyPath, int], node: yaml.Node | None, keys: KeyPath)
 
 
 def _merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with the keys of `overlay`, key by key in mappings that both have."""
     merged = dict(base)
     for key, value in overlay.items():
         are_mappings = isinstance(value, dict) and isinstance(base.get(key), dict)

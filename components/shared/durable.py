@@ -31,10 +31,11 @@ def sync_tree(folder: Path) -> None:
     """
     mask = os.umask(0o077)  # reading the mask means setting one
     os.umask(mask)
+    mode = 0o666 & ~mask
     for path in (*folder.rglob("*"), folder):
-        if path.is_file() and stat.S_IMODE(path.stat().st_mode) != 0o666 & ~mask:
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) != mode:
             with suppress(PermissionError):  # a hard link to another user's file
-                path.chmod(0o666 & ~mask)
+                path.chmod(mode)
         sync(path)
 
 

@@ -165,7 +165,7 @@ def store(folders: str) -> None:
     objects: dict[str, Any] = {}
     for name, path in json.loads(folders).items():
         tree: Any
-        staging, meta, tree = build(odb, str(Path(path)), localfs, "md5")  # DVC does not expect `//`
+        staging, meta, tree = build(odb, str(Path(path)), localfs, "md5")  # a path without `//`, as DVC expects
         pointers[name] = {"md5": tree.oid, "size": meta.size, "nfiles": meta.nfiles, "hash": "md5"}
         objects |= {md5.value: staging.get(md5.value) for _, _, md5 in tree}
         objects[tree.oid] = staging.get(tree.oid)
@@ -226,6 +226,7 @@ def _md5(odb: Any, path: str) -> str:
 
 
 def _storage() -> Any:
+    """Return the object database of the default remote in .dvc/config."""
     from dvc.data_cloud import Remote
 
     config = Config(".dvc")

@@ -71,4 +71,6 @@ def available_cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     text = _CPU_LIMIT.read_text("utf-8") if _CPU_LIMIT.is_file() else "max"
     limit, _, period = text.partition(" ")
-    return cores if limit == "max" else max(1, min(cores, math.ceil(int(limit) / int(period))))
+    if limit == "max":
+        return cores
+    return max(1, min(cores, math.ceil(int(limit) / int(period))))

@@ -254,7 +254,10 @@ def _describe(stage: Stage, config: Config, folders: Mapping[str, Path], inputs:
 
 @contextmanager
 def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[str, Path]]:
-    """Yield an empty folder for each output, which replaces the output on success and is removed on failure."""
+    """Yield an empty folder for each output, which replaces the output on success and is removed on failure.
+
+    The error about a full disk counts `work`, the folder of unfinished work, too.
+    """
     partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
         for folder in partial.values():

@@ -132,7 +132,8 @@ def references(url: str) -> dict[str, str]:
     """Return the commit of each ref in a repository, by its name; PipelineError if the repository does not answer."""
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-git-") as scratch:
         listing = Workspace(Path(scratch), Path(scratch)).git("ls-remote", "--", url)
-    return {name: commit for commit, name in (line.split("\t") for line in listing.splitlines())}
+    pairs = [line.split("\t") for line in listing.splitlines()]
+    return {name: commit for commit, name in pairs}
 
 
 def commit_of(url: str, revision: str) -> str:

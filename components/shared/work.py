@@ -86,7 +86,7 @@ class WorkFolder:
         """Return a value that changes if another run removes the folder (inode) or records a result (its file)."""
         record = self.folder.with_suffix(".json")
         with suppress(FileNotFoundError):
-            return self.folder.stat().st_ino, record.read_bytes() if record.exists() else b""
+            return self.folder.stat().st_ino, (record.read_bytes() if record.exists() else b"")
         return 0, b""
 
 

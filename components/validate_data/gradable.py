@@ -31,17 +31,17 @@ def grades(problems: Sequence[Problem], policy: AnswerPolicy) -> list[str]:
     An answer that only its exact repetition would match cannot be graded. Its verdict is "unscorable" if the grader
     cannot read it, and "wrong" if it is a sentence whose number alone is not accepted.
     """
-    solutions, numbers = [], []
+    solutions, bare_numbers = [], []
     for problem in problems:
         boxed = Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED, problem.question)
         solution = Submission(problem.answer, problem.solution, policy, problem.question)
         solutions.append(solution if problem.solution.strip() else boxed)
-        # The number in the answer, without its words: refused where only the exact text of the answer would do.
-        numbers.append(replace(boxed, response=rf"\boxed{{{_number_in(problem.answer)}}}"))
+        # If the grader refuses the number without the words of the answer, only the exact text would be right.
+        bare_numbers.append(replace(boxed, response=rf"\boxed{{{_number_in(problem.answer)}}}"))
     with Verifier() as verify:
-        of_solutions, of_numbers = verify(solutions), verify(numbers)
+        solution_grades, number_grades = verify(solutions), verify(bare_numbers)
     verdicts = []
-    for problem, of_solution, of_number in zip(problems, of_solutions, of_numbers, strict=True):
+    for problem, of_solution, of_number in zip(problems, solution_grades, number_grades, strict=True):
         is_sentence = _SENTENCE.search(problem.answer) is not None
         is_unreadable = of_number.verdict is Verdict.UNSCORABLE
         matches_only_itself = is_unreadable or (is_sentence and of_number.verdict is Verdict.WRONG)
