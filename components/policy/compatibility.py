@@ -20,8 +20,9 @@ from components.policy.output_layer import use_float32_logits
 from components.policy.packing import MicroBatch, TokenSequence, pack
 from components.policy.padded import use_padded_rows
 from components.shared.errors import PipelineError, is_failed_allocation
-from components.shared.model import other_layers
 
+_LAYER_TYPES = {"attention", "full_attention", "sliding_attention"}
+"""Names in transformers' configs of layers that can be packed, sliding ones within their window."""
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
 """Tokens of each probe prompt, and of each of its completions."""
 _TOLERANCE = 1e-3
@@ -71,7 +72,7 @@ def require_packed_rows(model: PreTrainedModel) -> None:
     """
     config: Any = model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    if others := other_layers(types):
+    if others := sorted({*map(str, types)} - _LAYER_TYPES):
         raise PipelineError(f"{type(model).__name__} has layers of type {', '.join(others)}")
     use_float32_logits(model.get_output_embeddings())
     sequences = _probes(model)

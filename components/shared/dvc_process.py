@@ -108,14 +108,8 @@ def main(arguments: list[str]) -> int:
     special_code = _ExitCode()
     for name in ("dvc", "dvc_data", "dvc_objects"):
         logging.getLogger(name).addHandler(special_code)
-    commands: dict[str, Callable[..., None]] = {
-        "get-checked": get_checked,
-        "list-storage": list_storage,
-        "read": read,
-        "store": store,
-        "unpack": unpack,
-    }
-    command = commands.get(arguments[0])
+    commands: Sequence[Callable[..., None]] = (get_checked, list_storage, read, store, unpack)
+    command = {each.__name__.replace("_", "-"): each for each in commands}.get(arguments[0])
     if command is None:
         code: int = dvc(arguments)
         return special_code.code or code if code else 0  # DVC can succeed after it has logged an error

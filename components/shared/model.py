@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -27,8 +27,6 @@ folder or hub id of the weights ("weights") and their "digest" or "revision"."""
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-_LAYER_TYPES = ("full_attention", "sliding_attention")
-"""Names in transformers' configs of layers that training supports, sliding ones within their window."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_sequence_length")
 """Names of the context length in different model families."""
 
@@ -156,11 +154,6 @@ def require_model_folder(folder: Path) -> None:
     model_file(str(folder), _CONFIG)
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise PipelineError(f"model {folder}: holds no weights; one of {', '.join(_WEIGHTS)} is expected")
-
-
-def other_layers(types: Iterable[str]) -> list[str]:
-    """Return the types of layers other than full and sliding-window attention."""
-    return sorted({str(layer_type) for layer_type in types} - {*_LAYER_TYPES, "attention"})
 
 
 def context_tokens(base: str) -> int | None:
