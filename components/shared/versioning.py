@@ -89,14 +89,11 @@ class Workspace:
             raise PipelineError(f"{tool}: no such program; install it to work with versions") from None
         if process.returncode != 0:
             errors = (process.stderr or process.stdout).decode(errors="replace")
-            if tool == "git":
-                # A server that rejects a push hangs up as well.
-                is_transient = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
-            else:
-                is_transient = process.returncode == RetryableError.exit_code
+            # A server that rejects a push hangs up as well.
+            has_network_failed = _TRANSIENT.search(errors) is not None and _REFUSED not in errors
+            is_transient = has_network_failed if tool == "git" else process.returncode == RetryableError.exit_code
             kind = RetryableError if is_transient else PipelineError
-            is_denied = tool == "dvc" and process.returncode == _DENIED
-            hint = "; set the credentials of the storage" if is_denied else ""
+            hint = "; set the credentials of the storage" if process.returncode == _DENIED else ""
             raise kind(f"{tool}: {_reason(errors)}{hint}")
         return process.stdout
 
