@@ -55,7 +55,7 @@ def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
     if question:
         known = {node for _, node in expected if node}
         for latex, node in values:
-            if node not in known and (reason := _reason(question, expected, latex, node)):
+            if node not in known and (reason := _reason_for_value(question, expected, latex, node)):
                 return reason
     if answer.number or _has_result(structure, gold):
         return None
@@ -70,7 +70,7 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
     return any(gold.number is None or number.equals(gold.number) for number in numbers)
 
 
-def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
+def _reason_for_value(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
     if node is None:  # not readable as mathematics, so the texts are compared
         written = _SPACING.sub("", latex)
@@ -96,8 +96,10 @@ def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, 
     """Why an expression is refused: it or a constant part is in the question, or its numbers are to be combined."""
     asked = _expressions(question)
     wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
-    constant_parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
-    if _is_in_any(node, asked) or (wants_numbers and any(_is_in_any(part, asked) for part in constant_parts)):
+    parts = [node]
+    if wants_numbers:  # then its constant parts should have been evaluated, too
+        parts += [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
+    if any(_is_in_any(part, asked) for part in parts):
         return Reason.ECHO
     is_unfinished = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
     return Reason.SETUP if is_unfinished and _is_setup(question, node) else None
@@ -117,7 +119,8 @@ def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> b
         return forms == {"expression"} and node.value in _numbers(question)
     if (form in forms and form != "fraction") or (form == "decimal" and not _CONVERTS.search(question)):
         return False
-    return any(each in (node, _negative(node)) for whole in _expressions(question) for each in _terms(whole))
+    asked_terms = (term for whole in _expressions(question) for term in _terms(whole))
+    return any(term in (node, _negative(node)) for term in asked_terms)
 
 
 def _is_setup(question: str, node: Node) -> bool:
@@ -225,16 +228,15 @@ def _values(latex: str) -> list[_Value]:
         is_constant = all(side and not _has_names(side) for side in sides)
         if is_name(structure.parts[0]) or is_constant or "~" in structure.signs:
             return _values(exact_parts(structure)[-1])
-        nodes = sorted((side for side in sides if side), key=repr)
-        return [(latex, Node("=", tuple(nodes)) if len(nodes) == len(sides) else None)]
+        readable = sorted((side for side in sides if side), key=repr)
+        return [(latex, Node("=", tuple(readable)) if len(readable) == len(sides) else None)]
     return [value for part in _parts(latex) for value in _values(part)]
 
 
 def _parts(latex: str) -> list[str]:
     """The parts of an answer; those of a matrix are its elements."""
     structure = parse_structure(latex)
-    rows = structure.parts
-    parts = [part for row in rows for part in row.split("&")] if structure.kind is Kind.MATRIX else rows
+    parts = "&".join(structure.parts).split("&") if structure.kind is Kind.MATRIX else structure.parts
     return [part for part in parts if part.strip()]
 
 
@@ -245,16 +247,16 @@ def _expressions(question: str) -> tuple[Node, ...]:
     formulas = [next(filter(None, match.groups())) for match in FORMULA.finditer(text)]
     pieces = [piece for formula in formulas for piece in _NO_FORMULA.split(formula)]
     pieces += [match.group() for match in _TYPED.finditer(FORMULA.sub(" ; ", text))]
-    return tuple(dict.fromkeys(node for piece in pieces for node in _readable(piece.strip(" .,;:?"))))
+    return tuple(dict.fromkeys(node for piece in pieces for node in _canonical_parts(piece.strip(" .,;:?"))))
 
 
-def _readable(latex: str) -> Iterator[Node]:
-    """The canonical expression of a formula, or of each of its parts that is an expression."""
+def _canonical_parts(latex: str) -> Iterator[Node]:
+    """Yield the canonical expression of a formula, or of each of its parts that is an expression."""
     if node := _canonical(parse(latex).latex):
         yield node
     elif len(parts := _parts(parse(latex).latex)) > 1:
         for part in parts:
-            yield from _readable(part)
+            yield from _canonical_parts(part)
 
 
 @lru_cache(maxsize=512)
@@ -315,6 +317,7 @@ _ZERO, _ONE, _MINUS_ONE = map(_number, (0, 1, -1))
 
 
 def _canonical(latex: str) -> Node | None:
+    """The canonical expression of a text; None if it is not an expression."""
     try:
         return canonical(parse_expression(latex))
     except UnreadableError:
@@ -364,6 +367,7 @@ def _is_negative(node: Node) -> bool:
 
 
 def _negative(node: Node) -> Node:
+    """The canonical form of -1 times an expression."""
     if node.operation == "number":
         return Node("number", value=-Fraction(node.value))
     if node.operation == "+":
@@ -392,6 +396,7 @@ def _power(base: Node, exponent: Node) -> Node:
 
 
 def _reciprocal(base: Node) -> Node:
+    """The canonical form of an expression to the power of -1."""
     if base.operation == "*":
         return _product(tuple(_power(part, _MINUS_ONE) for part in base.operands))
     if _is_negative(base):

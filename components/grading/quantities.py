@@ -54,7 +54,8 @@ def parse_number(text: str) -> Number | None:
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
     if match := _FRACTION.fullmatch(_without_brackets(text)):
-        return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
+        in_latex, in_ascii = match.groups()[:4], match.groups()[4:]
+        return _fraction(*(in_latex if match[4] else in_ascii))
     if (match := _SCIENTIFIC.fullmatch(text)) and (mantissa := _decimal(match[1])):
         return Number(mantissa.value * Fraction(10) ** int(match[2] or match[3]), None)
     return None
@@ -64,7 +65,9 @@ def _without_brackets(text: str) -> str:
     """A fraction without brackets around its numbers and without thousands separators."""
     text = _THOUSANDS_COMMA.sub("", text)
     # A bracket after a digit means a product, as in 3(1/2), so it stays.
-    return _IN_BRACKETS.sub(r"\1", text) if text[:1] in {"(", "-", "+"} or "/(" in text else text
+    if text.startswith(("(", "-", "+")) or "/(" in text:
+        text = _IN_BRACKETS.sub(r"\1", text)
+    return text
 
 
 def _decimal(text: str) -> Number | None:
@@ -113,7 +116,7 @@ def parse_number_in_words(text: str) -> Number | None:
     if not words or len(words) > _MAX_WORDS or NUMBER_WORDS.isdisjoint(words := _without_hyphens(words)):
         return None
     if words[0] in {"minus", "negative"}:
-        number = parse_number(" ".join(words[1:])) or _unsigned(words[1:])
+        number = parse_number(" ".join(words[1:])) or _unsigned(words[1:])  # "minus 5" or "minus five"
         return Number(-number.value, number.places) if number and number.value > 0 else None
     return _unsigned(words)
 
@@ -155,7 +158,8 @@ def _cardinal(words: list[str]) -> int | None:
         if scale not in words:
             continue
         place = words.index(scale)
-        count = 1 if not total and words[:place] in ([], ["a"]) else _cardinal(words[:place])
+        is_single = not total and words[:place] in ([], ["a"])  # "hundred" or "a hundred"
+        count = 1 if is_single else _cardinal(words[:place])
         # "nine thousand nine hundred", but not "ten hundred thousand": a smaller scale never precedes a larger one.
         if not count or count >= (100 if size == 100 else 1000):
             return None
@@ -167,7 +171,9 @@ def _cardinal(words: list[str]) -> int | None:
         if not words:
             return total
     small = _small(words)
-    return total + small if small or (small == 0 and not total) else None
+    if small is None or (small == 0 and total):  # "hundred zero" is not a number
+        return None
+    return total + small
 
 
 def _small(words: list[str]) -> int | None:
@@ -183,8 +189,10 @@ def _part(words: list[str]) -> Fraction | None:
     if name in _PART:
         is_one = count in (["a"], ["one"], ["1"]) or words == ["half"]
         return Fraction(1, _PART[name]) if is_one else None
+    if name not in _PARTS:
+        return None
     number = int(count[0]) if len(count) == 1 and _COUNT.fullmatch(count[0]) else _small(count)
-    return Fraction(number, _PARTS[name]) if name in _PARTS and number is not None else None
+    return None if number is None else Fraction(number, _PARTS[name])
 
 
 def _mixed(words: list[str]) -> Fraction | None:
@@ -207,11 +215,11 @@ def _multiple(words: list[str]) -> Fraction | None:
     if count == ["half", "a"]:
         return Fraction(_GROUPS[group], 2)
     if len(count) == 2 and count[1] == "hundred" and group in {"thousand", "million", "billion", "trillion"}:
-        hundreds = _multiple(count)
-        return hundreds * _GROUPS[group] if hundreds else None
-    number = parse_number(" ".join(count))
-    value = number.value if number else _mixed(count)
-    if value is None and group == "dozen":
-        cardinal = _cardinal(count)
-        value = None if cardinal is None else Fraction(cardinal)
+        value = _multiple(count) or None
+    elif number := parse_number(" ".join(count)):
+        value = number.value
+    else:
+        value = _mixed(count)
+    if value is None and group == "dozen" and (cardinal := _cardinal(count)) is not None:
+        value = Fraction(cardinal)
     return None if value is None else value * _GROUPS[group]

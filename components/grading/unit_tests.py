@@ -134,15 +134,17 @@ def _language(info: str) -> str:
 
 def _code_without_fence(lines: list[str]) -> str | None:
     """The last run of lines that is Python and defines a function or class; an indented run follows an empty line."""
-    code, end, parsed = None, 0, 0
+    code, end, num_parsed = None, 0, 0
     for start in range(len(lines)):
-        if start >= end and parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):
+        if start >= end and num_parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):
             run, end, num_characters = _run_of_code(lines, start)
-            code, parsed = run or code, parsed + num_characters
+            code = run or code
+            num_parsed += num_characters
     return code
 
 
 def _begins_code(lines: list[str], index: int) -> bool:
+    """Whether a line looks like the first one of code."""
     match = _CODE_BEGINS.match(lines[index])
     return match is not None and (not match["indent"] or index == 0 or not lines[index - 1].strip())
 
@@ -201,6 +203,7 @@ def _read_statement(statement: ast.stmt) -> UnitTest:
 
 
 def _read_condition(condition: ast.expr) -> UnitTest:
+    """The test that an assert makes; ValueError or TypeError for a condition that is not in an accepted form."""
     match condition:
         case ast.Compare(ast.Call(ast.Name("abs"), [ast.BinOp(call, ast.Sub(), value)]), [ast.Lt()], [tolerance]):
             return UnitTest(_source(call), _close_to(value, {"rel_tol": 0.0, "abs_tol": _number(tolerance)}))
@@ -230,13 +233,14 @@ def _source(call: ast.expr) -> str:
 
 
 def _value(written: ast.expr) -> object:
+    """The value of a literal; ValueError for anything else, and for a value that the sandbox cannot send."""
     match written:
         case ast.Call(ast.Name("set" | "frozenset" as kind), [elements], []):
             value: object = {"set": set, "frozenset": frozenset}[kind](ast.literal_eval(elements))
         case _:
             value = ast.literal_eval(written)
     if decode(json.loads(encode(value))) != value:
-        raise ValueError  # such a value cannot be sent back from the sandbox, so no code could pass
+        raise ValueError
     return value
 
 

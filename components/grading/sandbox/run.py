@@ -97,6 +97,7 @@ def require_sandbox() -> None:
 
 
 def _unavailable(reason: str) -> PipelineError:
+    """The error for a machine on which the sandbox does not work."""
     return PipelineError(
         f"the sandbox for code answers cannot be set up: {reason}; it needs Linux on x86_64 or aarch64 with seccomp "
         "and Landlock (5.13 or newer, and `landlock` in /sys/kernel/security/lsm); elsewhere, leave out the problems "
@@ -119,6 +120,7 @@ def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
 
 
 def _start(code: str, calls: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the process, which reads its request from an anonymous file."""
     with os.fdopen(os.memfd_create("request"), "w+b") as request:
         marshal.dump((code, list(calls), *_readable_paths(), os.getpid()), request)
         request.seek(0)
@@ -191,6 +193,7 @@ def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
 
 
 def _outcome(line: bytes) -> Outcome:
+    """The outcome of a call by the line that the process sent; any line is possible."""
     try:
         match json.loads(line):
             case ["returned", content]:
