@@ -80,14 +80,10 @@ def _reason_for_value(question: str, expected: "list[_Value]", latex: str, node:
         sides = [side for side in node.operands if side.operands]  # without single names and numbers, as y in y = 2x
         asked = _expressions(question)
         return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
-    if _is_number(node):
-        return _reason_for_number(question, {_form(each) for each, _ in expected}, latex, node)
-    return _reason_for_expression(question, expected, latex, node)
-
-
-def _reason_for_number(question: str, forms: set[str], latex: str, node: Node) -> Reason | None:
-    """Why a number is refused: it is a division to be done, or the question's number in the old notation."""
-    if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
+    if not _is_number(node):
+        return _reason_for_expression(question, expected, latex, node)
+    forms = {_form(each) for each, _ in expected}
+    if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:  # maybe a division that is to be done
         return Reason.SETUP if _is_setup(question, node) else None
     return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
 

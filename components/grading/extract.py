@@ -23,8 +23,8 @@ _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).){1,1000})</answer>", re.DOTAL
 _STRUCK_OUT = re.compile(r"~~[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>")
 
 
-class Box(NamedTuple):
-    r"""A `\boxed{}` in a text; `text[start:end]` is the whole command."""
+class Span(NamedTuple):
+    r"""A box, a formula or a number in a text; `text[start:end]` is the whole command or formula with delimiters."""
 
     start: int
     end: int
@@ -118,8 +118,7 @@ def _boxed(text: str) -> FinalAnswer | None:
 _MAX_BESIDE_CHARACTERS = 80
 _BEFORE_BOX = re.compile(
     r"(?:^|[=$:(\[{\n]|\\[(\[]|\b(?:is|equals|be|to|of|get|gives?)\b)[ *]*"
-    r"(?P<part>[-\u2212]\s*(?:\\\$|[€£])?|\\pm\s*|(?:\\\$|[€£])\s*)"
-    r"\$?$"
+    r"(?P<part>[-\u2212]\s*(?:\\\$|[€£])?|\\pm\s*|(?:\\\$|[€£])\s*)\$?$"
 )
 _RELATION_BEFORE_BOX = re.compile(
     r"(?:(?<![a-zA-Z\\])(?P<name>[a-zA-Z]))?[\s)}]*(?P<sign>[<>\u2264\u2265\u2260]|!=|\\not\s*(?:=|\\[a-z]+)|\\nmid"
@@ -156,17 +155,17 @@ def _with_neighbors(before: str, content: str, after: str) -> str:
     return content + scale_behind(after)
 
 
-_SCALES = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen", "tenth", "hundredth"}) | {
-    *("thousandth", "millionth", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"),
-    *("half", "halve", "quarter", "percent"),
-}
+_SCALES = (
+    "hundred thousand million billion trillion dozen tenth hundredth thousandth millionth third fourth fifth sixth "
+    "seventh eighth ninth half halve quarter percent"
+)
 _FIRST_WORD = re.compile(r"[\s$*~]*(?:\\[)\], ;:]\s*)*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([a-zA-Z]+)")
 
 
 def scale_behind(after: str) -> str:
     r"""Return the first word of a text as `\text{ million}` if it is a multiple or a fraction; otherwise empty."""
     word = _FIRST_WORD.match(after)
-    return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES else ""
+    return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES.split() else ""
 
 
 def _marked(text: str) -> FinalAnswer | None:
@@ -209,11 +208,11 @@ def _only_value(line: str) -> str | None:
     value = _last_value(line)
     if value is None:
         return None
-    num_numbers = len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line))
+    num_numbers = len(_DIGITS.findall(_without_formulas(line) if "$" in value.content else line))
     after = line[value.end :]
     if num_numbers != 1 or _CHANGED_BEHIND.match(after):
         return None
-    return value.text + scale_behind(after)
+    return value.content + scale_behind(after)
 
 
 def _leading_count(line: str) -> str | None:
@@ -235,18 +234,16 @@ _MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
 # Only "and", commas and a few words may be between boxes that are one answer.
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
 _CONCLUDES_LIST = re.compile(
-    r"\b(?:so|thus|hence|therefore|then|giv(?:es|ing)|mak(?:es|ing)|for an?|sum|total|product|difference|ratio"
-    r"|quotient|average|mean"
-    r"|altogether|answer|which|whose|add(?:s|ing)?|multiply(?:ing)?|yield(?:s|ing)?|result|leav(?:es|ing)|that is"
-    r"|final(?:ly)?"
-    r"|distance|area|perimeter|volume|minus|plus|times|their|we (?:get|have|find|obtain))\b|[+*/^-]|\\(?:cdot"
-    r"|times|to|implies|[rR]ightarrow)",
+    r"\b(?:so|thus|hence|therefore|then|giv(?:es|ing)|mak(?:es|ing)|for an?|sum|total|product|difference|ratio|quotient"
+    r"|average|mean|altogether|answer|which|whose|add(?:s|ing)?|multiply(?:ing)?|yield(?:s|ing)?|result|leav(?:es|ing)"
+    r"|that is|final(?:ly)?|distance|area|perimeter|volume|minus|plus|times|their|we (?:get|have|find|obtain))\b"
+    r"|[+*/^-]|\\(?:cdot|times|to|implies|[rR]ightarrow)",
     re.IGNORECASE,
 )
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
 
-def _last_boxes(text: str) -> list[Box]:
+def _last_boxes(text: str) -> list[Span]:
     """The last box and those before it in the same list; none if the last box is never closed."""
     boxes = find_boxes(text)
     if not boxes or _COMMAND.search(text, boxes[-1].end):
@@ -261,15 +258,15 @@ def _last_boxes(text: str) -> list[Box]:
     return boxes[first:]
 
 
-def find_boxes(text: str) -> list[Box]:
+def find_boxes(text: str) -> list[Span]:
     r"""Return each `\boxed{...}`, `\fbox{...}` or `\boxed 2`, up to the first that is never closed."""
-    boxes: list[Box] = []
+    boxes: list[Span] = []
     position = 0
     while command := _COMMAND.search(text, position):
         content, position = _content(text, command.end())
         if content is None:
             break
-        boxes.append(Box(command.start(), position, _innermost(content)))
+        boxes.append(Span(command.start(), position, _innermost(content)))
     return boxes
 
 
@@ -303,9 +300,8 @@ def _innermost(content: str) -> str:
 _SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>|</?s>|<(?:eos|pad|unk|bos|end_of_turn|end_of_text|eot)>|\[/?INST\]")
 _HEADING = re.compile(
     r"\W*(?:verification|verify(?: the (?:answer|result))?|check(?:ing)?(?: (?:the|our|my) (?:answer|work|result"
-    r"|solution))?|explanation|reasoning|notes?|remarks?"
-    r"|comments?|summary|steps?|justification|proof|discussion|details|double[ -]check|sanity check|confirmation"
-    r"|validation|alternative (?:method|solution|approach)"
+    r"|solution))?|explanation|reasoning|notes?|remarks?|comments?|summary|steps?|justification|proof|discussion|details"
+    r"|double[ -]check|sanity check|confirmation|validation|alternative (?:method|solution|approach)"
     r"|(?:step|part|method|approach|case) (?:\d+|[a-z]))\W*",
     re.IGNORECASE,
 )
@@ -411,14 +407,6 @@ _DECLARED_FORMS = {
 # Answers in sentences.
 
 
-class _Value(NamedTuple):
-    """A formula or number in a sentence, and its place."""
-
-    start: int
-    end: int
-    text: str
-
-
 def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
     """Another answer that a phrase such as "The answer is" states after the declared one; None without one."""
     start = max(declared.place, len(text) - _MAX_CHARACTERS)
@@ -484,7 +472,7 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
     if phrase["verb"] != ":" and not _NAMES_SUBJECT.search(answer):
         return None
     value = _last_value(answer)
-    return value.text + scale_behind(answer[value.end :]) if value else None
+    return value.content + scale_behind(answer[value.end :]) if value else None
 
 
 def _until_end(text: str, start: int) -> tuple[str, int]:
@@ -526,7 +514,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     value = _last_value(last)
     if value is None or not (_FINISHED.search(last) or value.end == len(last)):
         return None
-    answer = value.text + scale_behind(last[value.end :])
+    answer = value.content + scale_behind(last[value.end :])
     if last_sentence and _FINISHED.search(last):
         return answer
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
@@ -534,17 +522,17 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     return answer if concludes else None
 
 
-def _last_value(sentence: str) -> _Value | None:
+def _last_value(sentence: str) -> Span | None:
     """The first formula or number after the last "is" of a sentence, or else the last one of the sentence."""
     words = _without_formulas(sentence)
-    values = [_Value(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
-    values += [_Value(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
+    values = [Span(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
+    values += [Span(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
     if not values:
         return None
     copulas = [match.end() for match in _COPULA.finditer(words)]
     after = [value for value in values if copulas and value.start >= copulas[-1]]
     value = min(after) if after else max(values)
-    return value if value.text else None
+    return value if value.content else None
 
 
 def _formula_content(match: re.Match[str]) -> str:

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Literal
 
-from components.grading.extract import Box, final_answer, find_boxes
+from components.grading.extract import Span, final_answer, find_boxes
 from components.grading.verifier import Verdict, grade
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 from components.shared.answer_policy import AnswerPolicy
@@ -56,7 +56,7 @@ def boxed_answer(solution: str) -> str:
     return ", ".join(distinct)
 
 
-def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
+def _is_remark(solution: str, boxes: list[Span], index: int) -> bool:
     r"""Tell whether a later box is a remark, such as in "Note: $\boxed{3}$ is also accepted as an answer"."""
     if index == 0:
         return False
