@@ -48,16 +48,17 @@ _NAMES = frozenset(_GREEK.split())
 _SERIES = frozenset({"sum", "prod"})
 _CONSTANTS = {"pi": "pi", "infty": "infinity"}
 _TYPED_FUNCTIONS = (*FUNCTION_NAMES, "arccot", "coth", "ln")
-_UNBRACKETED = frozenset([*_TYPED_FUNCTIONS, "lg"])
-_WITH_LIST = frozenset({"max", "min", "gcd", "lcm"})
+_FUNCTIONS_OF_LISTS = frozenset({"max", "min", "gcd", "lcm"})
+_FUNCTIONS = _FUNCTIONS_OF_LISTS | {*_TYPED_FUNCTIONS, "lg"}
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 _TYPED = re.compile(rf"(?:{'|'.join(_TYPED_FUNCTIONS)}|sqrt)(?![a-df-hj-wyzA-Z])")
-_OF_TWO = {"frac": "/", "binom": "binomial"}
+_WITH_TWO_ARGUMENTS = {"frac": "/", "binom": "binomial"}
 _ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
 _STYLES = frozenset(TEXT_STYLES)
 _BRACKETS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "|": "|"}
-_BEGIN_FACTOR = _NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST
-_BEGIN_FACTOR |= {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
+_BEGIN_FACTOR = (
+    _NAMES | _ACCENTS | _STYLES | _FUNCTIONS | {*_CONSTANTS, *_WITH_TWO_ARGUMENTS, "sqrt", "begin", "degree"}
+)
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})
@@ -252,16 +253,14 @@ class _Parser:
     def _function_name(self) -> str:
         r"""Consume the name of a function: a command, a word in `\operatorname` or a typed word; empty without one."""
         name = self._command()
-        if name in _UNBRACKETED or name in _WITH_LIST:
+        if name in _FUNCTIONS:
             self._next()
             return name
-        start = self._place
         if name in _STYLES:
+            start = self._place
             self._next()
-            if self._peek() == "{":
-                word = self._verbatim()
-                if word in _UNBRACKETED or word in _WITH_LIST:
-                    return word
+            if self._peek() == "{" and (word := self._verbatim()) in _FUNCTIONS:
+                return word
             self._place = start
         elif name == "" and (typed := self._typed()) != "sqrt":
             self._place += len(typed)
@@ -276,7 +275,7 @@ class _Parser:
     def _function(self, name: str) -> Node:
         """The value of a function, with what follows its name: a power, a base and the argument."""
         power, base = self._scripts(name)
-        if name in _WITH_LIST:
+        if name in _FUNCTIONS_OF_LISTS:
             self._expect("(")
             arguments = self._separated(",")
             self._expect(")")
@@ -360,8 +359,8 @@ class _Parser:
             return Node("constant", value=_CONSTANTS[name])
         if name in _NAMES:
             return self._name(f"\\{name}", indexed=indexed)
-        if name in _OF_TWO:
-            return Node(_OF_TWO[name], (self._argument(), self._argument(is_last=True)))
+        if name in _WITH_TWO_ARGUMENTS:
+            return Node(_WITH_TWO_ARGUMENTS[name], (self._argument(), self._argument(is_last=True)))
         if name in _ACCENTS:
             word = self._verbatim() if self._peek() == "{" else self._next()
             if not re.fullmatch(r"[a-zA-Z]+|\\[a-z]+", word):

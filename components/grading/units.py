@@ -100,7 +100,7 @@ _UNITS = {
     for plural in ("", "s")
 }
 _ALIASES = {"mph": "miles per hour", "kph": "km per hour", "kmh": "km per hour", "mpg": "miles per gallon"}
-_PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+_POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
 # Words after a unit that do not change the value.
 _ENDINGS = (
@@ -136,7 +136,7 @@ def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
 
 
 def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
-    """The value and unit of an amount with a currency sign, such as `$5` or `$5 per hour`."""
+    """The value and unit of an amount with a currency sign, such as `$5` or `$5 per hour`; None for any other text."""
     match = _CURRENCY.fullmatch(latex)
     if not match:
         return None
@@ -200,35 +200,36 @@ def _unit(written: str, power: str | None, context: Context, *, is_attached: boo
     is_unknown = written.strip() in _CAPITALS or (is_attached and len(words) == 1 and words[0] not in _UNITS)
     if not 0 < len(words) <= _MAX_UNIT_WORDS or words.count("per") > 1 or is_unknown:
         return None
-    dimension = f"^{power}" if power else ""
     if "per" not in words:
-        return _simple_unit(words, dimension, context)
+        return _simple_unit(words, power or "", context)
     place = words.index("per")
     over, under = words[:place], words[place + 1 :]
-    below = _simple_unit(under, dimension, context) if under else None
+    below = _simple_unit(under, power or "", context) if under else None
     above = _simple_unit(over, "", context) if over else Unit("", Fraction(1))
     if not below or not above:
         return None
     return Unit(f"{above.kind} per {below.kind}".strip(), above.factor / below.factor)
 
 
-def _simple_unit(words: list[str], dimension: str, context: Context) -> Unit | None:
+def _simple_unit(words: list[str], power: str, context: Context) -> Unit | None:
     """The unit that words without "per" name: a measure, or `things` for counted things; None for other words."""
     if len(words) > 1 and words[0] in _BEFORE_THINGS:
         words = words[1:]
-    has_power = bool(dimension)
-    if len(words) > 1 and words[0] in _PREFIXES and not has_power:
-        dimension, words = _PREFIXES[words[0]], words[1:]
+    has_exponent = power != ""
+    if len(words) > 1 and words[0] in _POWERS and not has_exponent:
+        power, words = _POWERS[words[0]], words[1:]
+    dimension = f"^{power}" if power else ""
+    # "of" may be between words: "cups of tea".
     counted = [word for place, word in enumerate(words) if word != "of" or place in (0, len(words) - 1)]
     are_things = [
         not context.symbols.issuperset(word) and (word.removesuffix("s") in context.asked or _may_be_thing(word))
         for word in counted
     ]
     # `gallons of milk` and `dollars profit` are units; a symbol such as `m` before another word is not.
-    is_unit = len(words) == 1 or (not has_power and len(words[0]) > 2 and all(are_things[1:]))
+    is_unit = len(words) == 1 or (not has_exponent and len(words[0]) > 2 and all(are_things[1:]))
     if is_unit and (unit := _UNITS.get(words[0])):
-        return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
-    if dimension:
+        return Unit(unit.kind + dimension, unit.factor ** int(power or 1))
+    if power:
         return Unit(f"unit{dimension}", Fraction(1)) if words in (["unit"], ["units"]) else None
     return _THINGS if all(are_things) else None
 
