@@ -272,7 +272,7 @@ def _plain(text: str) -> str:
     if "\\" in text:
         text = _TEXT_DOLLAR.sub(r"\\$", _FONT.sub(" ", _DECLARATION.sub(" ", text)))
         if environment := _ENVIRONMENT.fullmatch(text.strip()):
-            text = _LINE_END.sub(" ", _ALIGNMENT.sub(" ", environment[2]))
+            text = _ALIGNMENT.sub(" ", _LINE_END.sub(" ", environment[2]))
         text = _TRAIL.sub("", text)
     while lead := _LEAD.match(text := text.strip()):
         text = text[lead.end() :]
