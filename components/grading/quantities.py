@@ -199,7 +199,7 @@ def _mixed(words: list[str]) -> Fraction | None:
     """The value of a mixed number: two and a half, 2 and three quarters."""
     if "and" not in words:
         return None
-    place = len(words) - words[::-1].index("and") - 1
+    place = len(words) - words[::-1].index("and") - 1  # of the last "and"
     whole = int(words[0]) if place == 1 and _COUNT.fullmatch(words[0]) else _cardinal(words[:place])
     part = _part(words[place + 1 :]) if place + 1 < len(words) else None
     return whole + part if whole is not None and part and part < 1 else None

@@ -39,8 +39,10 @@ def parse_region(latex: str) -> Region | None:
     """Return the region that an answer describes; None for any other answer and for an unsolved inequality."""
     structure = parse_structure(latex)
     match structure.kind:
-        case Kind.TUPLE:
-            return _interval(structure)
+        case Kind.TUPLE if len(structure.parts) == 2:
+            low, high = structure.parts
+            opening, closing = structure.signs
+            return Region((Interval(low, high, opening == "[", closing == "]"),))
         case Kind.SET:
             return Region(tuple(Interval(part, part, True, True) for part in structure.parts))
         case Kind.UNION | Kind.LIST:
@@ -48,14 +50,6 @@ def parse_region(latex: str) -> Region | None:
         case Kind.INEQUALITY:
             return _one_sided(structure) or _between(structure)
     return Region(()) if latex == r"\emptyset" else _complement(latex)
-
-
-def _interval(pair: Structure) -> Region | None:
-    """The interval between two values in brackets; None for a tuple of another length."""
-    if len(pair.parts) != 2:
-        return None
-    low, high = pair.parts
-    return Region((Interval(low, high, pair.signs[0] == "[", pair.signs[1] == "]"),))
 
 
 def _union(structure: Structure) -> Region | None:

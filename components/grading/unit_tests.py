@@ -194,6 +194,7 @@ def read_tests(gold: str) -> list[UnitTest]:
 
 
 def _read_statement(statement: ast.stmt) -> UnitTest:
+    """The test that a statement makes; raise UnreadableTestsError if it is not in an accepted form."""
     try:
         if isinstance(statement, ast.Assert):
             return _read_condition(statement.test)
@@ -224,9 +225,9 @@ def _read_condition(condition: ast.expr) -> UnitTest:
 def _source(call: ast.expr) -> str:
     """The source of a call for the sandbox; ValueError if it calls nothing, or has a comparison outside a lambda."""
     nodes = list(ast.walk(call))
-    arguments = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
+    in_lambdas = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
     calls = any(isinstance(node, ast.Call) for node in nodes)
-    compares = any(isinstance(node, ast.Compare) and node not in arguments for node in nodes)
+    compares = any(isinstance(node, ast.Compare) and node not in in_lambdas for node in nodes)
     if not isinstance(call, ast.Call | ast.Subscript | ast.Attribute) or not calls or compares:
         raise ValueError
     return ast.unparse(call)
