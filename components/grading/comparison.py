@@ -24,8 +24,6 @@ from components.grading.units import DEGREE, PERCENT
 from components.grading.verdicts import Reason
 
 _SETS = {r"\emptyset", *(rf"\mathbb{{{letter}}}" for letter in "NZQRC")}
-_ORDERED = {Kind.TUPLE, Kind.MATRIX}
-_UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
 
 def compare(expected: Answer, actual: Answer) -> Decision:
@@ -189,9 +187,9 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
             return Decision(False, Reason.OTHER_RELATION)
     is_region = r"\emptyset" in (expected.text, actual.text) or r"\setminus" in expected.text + actual.text
     has_single_value = Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_region
-    if kinds <= _UNORDERED or has_single_value:
+    if kinds <= {Kind.LIST, Kind.SET, Kind.UNION} or has_single_value:
         return _compare_members(first.parts, second.parts)
-    if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
+    if kinds <= {Kind.TUPLE, Kind.MATRIX} or kinds == {Kind.LIST, Kind.TUPLE}:
         return _compare_elements(first, second)
     if kinds == {Kind.MATRIX, Kind.EXPRESSION}:
         return _compare_expressions(expected, actual)

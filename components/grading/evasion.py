@@ -376,11 +376,9 @@ def _negative(node: Node) -> Node:
 
 def _repeated(factor: Node, count: int) -> Node:
     """The product of `count` equal factors."""
-    if count == 1:
-        return factor
     if factor.operation == "^" and factor.operands[1] == _MINUS_ONE:
         return _power(factor.operands[0], _number(-count))
-    return Node("^", (factor, _number(count)))
+    return _power(factor, _number(count))
 
 
 def _power(base: Node, exponent: Node) -> Node:

@@ -228,7 +228,7 @@ def _leading_count(line: str) -> str | None:
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _UNBRACED = re.compile(r"[^\s${}]+(?:\{[^\s${}]*\})*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
-_MAX_NESTED = 4
+
 _MAX_JOIN_CHARACTERS = 60
 _MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
 # Only "and", commas and a few words may be between boxes that are one answer.
@@ -286,10 +286,7 @@ def _content(text: str, start: int) -> tuple[str | None, int]:
 
 def _innermost(content: str) -> str:
     r"""The content without boxes around all of it: `5` for `\boxed{5}`."""
-    for _ in range(_MAX_NESTED):
-        command = _COMMAND.match(content)
-        if not command or len(content) > _MAX_BOX_CHARACTERS:
-            break
+    while len(content) <= _MAX_BOX_CHARACTERS and (command := _COMMAND.match(content)):
         inner, end = _content(content, command.end())
         if inner is None or end < len(content):
             break
