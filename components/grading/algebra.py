@@ -154,13 +154,11 @@ def _equal(first: Any, second: Any) -> bool:
     if not first.free_symbols | second.free_symbols:
         return _agree(first, second, {}) is True
     first, second = (_with_steps(each) for each in (first, second))
-    steps = [
-        each.atoms(sympy.floor, sympy.sign, sympy.Mod) | {power for power in each.atoms(sympy.Pow) if power.base == 0}
-        for each in (first, second)
-    ]
-    if steps[0] != steps[1]:  # points between the steps would not show a difference
+    steps = _steps(first)
+    if steps != _steps(second):  # points between the steps would not show a difference
         return False
-    names = {step: sympy.Dummy() for step in steps[0]}
+    # The names must not depend on earlier comparisons, since they decide the points.
+    names = {step: sympy.Dummy(f"step{index}") for index, step in enumerate(sorted(steps, key=str))}
     first, second = (each.xreplace(names) for each in (first, second))
     points = _points(first, second)
     is_real = not (first.has(sympy.I) or second.has(sympy.I))
@@ -189,6 +187,12 @@ def _with_steps(expression: Any) -> Any:
     return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
 
 
+def _steps(expression: Any) -> set[Any]:
+    """The parts of an expression that jump: floors, signs, remainders, and powers of zero."""
+    steps: set[Any] = expression.atoms(sympy.floor, sympy.sign, sympy.Mod)
+    return steps | {power for power in expression.atoms(sympy.Pow) if power.base == 0}
+
+
 def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
     """Whether two expressions are equal on both sides of each zero of an absolute value or a root in them."""
     expressions = (first, second)
@@ -203,7 +207,8 @@ def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
             values = [term.subs(others).subs(symbol, value).evalf(_FAR_DIGITS) for term in terms]
             if not all(each.is_real and each.is_finite for each in values):
                 continue
-            if abs(sum(values)) > sympy.Float(10) ** -_SAME_DIGITS * max(map(abs, values)):
+            rounding_error = sympy.Float(10) ** -_SAME_DIGITS * max(map(abs, values))
+            if abs(sum(values)) > rounding_error:
                 return False
     return True
 
@@ -217,7 +222,8 @@ def _real_roots(expression: Any, symbol: Any) -> list[Any]:
     if not expression.is_polynomial(symbol) or not 0 < sympy.degree(expression, symbol) <= _MAX_DEGREE:
         return []
     roots = sympy.Poly(expression, symbol).nroots(n=20)
-    return [sympy.Float(sympy.re(root), _FAR_DIGITS) for root in roots if abs(sympy.im(root)) <= abs(root) / 10**6]
+    real_roots = (sympy.re(root) for root in roots if abs(sympy.im(root)) <= abs(root) / 10**6)
+    return [sympy.Float(root, _FAR_DIGITS) for root in real_roots]
 
 
 def _between(roots: Sequence[Any]) -> list[Any]:
@@ -225,9 +231,10 @@ def _between(roots: Sequence[Any]) -> list[Any]:
     if not roots:
         return []
     # Odd fractions: different expressions may well agree at midpoints and other round values.
-    below, above = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
+    below = roots[0] - (1 + abs(roots[0])) * sympy.Rational(3, 7)
+    above = roots[-1] + (1 + abs(roots[-1])) * sympy.Rational(4, 9)
     middle = [one + (other - one) * sympy.Rational(5, 11) for one, other in pairwise(roots)]
-    return [sympy.Float(value, _FAR_DIGITS) for value in (roots[0] - below, *middle, roots[-1] + above)]
+    return [sympy.Float(value, _FAR_DIGITS) for value in (below, *middle, above)]
 
 
 def _are_multiples(first: Any, second: Any) -> bool:

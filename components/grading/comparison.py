@@ -90,9 +90,10 @@ _POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|
 def _without_name(answer: Answer, other: Answer) -> Answer:
     """The coordinates of a named point such as `P(3,4)`, unless the other answer is a named point too."""
     match = _POINT.match(answer.latex)
-    if not match or _POINT.match(other.latex) or parse_structure(answer.latex[match.end() :]).kind is not Kind.TUPLE:
+    if not match or _POINT.match(other.latex):
         return answer
-    return parse(answer.latex[match.end() :])
+    coordinates = answer.latex[match.end() :]
+    return parse(coordinates) if parse_structure(coordinates).kind is Kind.TUPLE else answer
 
 
 def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
@@ -214,12 +215,13 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
 
 def _compare_elements(first: Structure, second: Structure) -> Decision:
     """Compare tuples, intervals, vectors and matrices element by element; brackets and shape must be the same."""
-    ours, theirs = _rows(first), _rows(second)
-    if first.kind is second.kind and (first.signs != second.signs or [*map(len, ours)] != [*map(len, theirs)]):
+    sides = _rows(first), _rows(second)
+    shape, other_shape = ([len(row) for row in rows] for rows in sides)
+    if first.kind is second.kind and (first.signs != second.signs or shape != other_shape):
         return Decision(False, Reason.OTHER_PARTS)
     if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
         return Decision(False, Reason.OTHER_KIND, f"{second.kind} where {first.kind} is expected")
-    elements = [[_assignment(element) for row in rows for element in row] for rows in (ours, theirs)]
+    elements = [[_assignment(element) for row in rows for element in row] for rows in sides]
     are_named = all(name for side in elements for name, _ in side)
     return Decision.on("parts", _same_in_order(*(_by_name(side, are_named=are_named) for side in elements)))
 
@@ -356,6 +358,7 @@ def _compare_relations(first: Structure, second: Structure) -> Decision:
     """Compare two equations as relations between their variables."""
     if len(first.parts) != 2 or len(second.parts) != 2:
         return Decision(False, Reason.OTHER_RELATION)
+    # Only one of the two is solved, such as `x = 5`.
     if any(_UNKNOWN.fullmatch(each.parts[0]) and _names(each.parts[1]) == set() for each in (first, second)):
         return Decision(False, Reason.NOT_SOLVED)
     from components.grading.algebra import same_relation

@@ -105,7 +105,9 @@ def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:
     """Whether an answer repeats, in its old unit, a measurement that the question asks to convert."""
     if not answer.unit or answer.unit == gold.unit or not answer.number or not _CONVERTS_UNITS.search(question):
         return False
-    return (gold.unit is not None or answer.unit in {DEGREE, PERCENT}) and answer.number.value in _numbers(question)
+    # Only degrees and percent are converted to a number without a unit.
+    may_convert = gold.unit is not None or answer.unit in {DEGREE, PERCENT}
+    return may_convert and answer.number.value in _numbers(question)
 
 
 def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> bool:
@@ -172,7 +174,8 @@ def _is_closed_form(node: Node) -> bool:
     if node.operation == "*":
         factors = list(_factors(node))
         bases = [exact_value(each.operands[0] if _is_power(each) else each) for each in factors]
-        return any(map(_is_power, factors)) and len(set(bases)) == len(bases) and all(map(_is_prime, bases))
+        are_different_primes = len(set(bases)) == len(bases) and all(map(_is_prime, bases))
+        return are_different_primes and any(map(_is_power, factors))
     terms = [each.operands[0] if each.operation == "-" else each for each in node.operands]
     return len(terms) == 2 and any(map(_is_power, terms)) and any(each.value == 1 for each in terms)
 

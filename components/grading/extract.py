@@ -107,7 +107,8 @@ def _boxed(text: str) -> FinalAnswer | None:
         contents.append(_with_neighbors(before, box.content, after))
     answer = ", ".join(dict.fromkeys(contents))
     after_group = text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS]
-    opening, closing = text[: group[0].start].rstrip()[-1:], after_group.lstrip()[:1]
+    opening = text[: group[0].start].rstrip()[-1:]
+    closing = after_group.lstrip()[:1]
     if len(group) > 1 and opening in {"(", "["} and closing in {")", "]"}:
         answer = f"{opening}{answer}{closing}"
     other = _OTHER_FORM.match(after_group)
@@ -380,7 +381,7 @@ _CONDITION = re.compile(
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
-_LAST_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
+_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
 _CHANGED_BEHIND = re.compile(
     r"[\s$*]*(?:more than|less than|fewer than|squared|cubed|times|plus|minus|factorial|divided|or)\b", re.IGNORECASE
 )
@@ -456,10 +457,11 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
     """The answer after a phrase such as "The answer is"; None after a question, a condition or a denial."""
     answer, end = _until_end(text, phrase.end())
     after = text[end:]
-    before = _LAST_SENTENCE_BREAK.split(text[max(0, phrase.start() - _MAX_LINE_CHARACTERS) : phrase.start()])[-1]
+    before = text[max(0, phrase.start() - _MAX_LINE_CHARACTERS) : phrase.start()]
+    sentence_before = _SENTENCE_BREAK.split(before)[-1]
     if answer.endswith("?") or after.lstrip("*\"' ").startswith("?"):
         return None
-    if _CONDITION.search(before) or _DENIAL.match(answer):
+    if _CONDITION.search(sentence_before) or _DENIAL.match(answer):
         return None
     if remark := _REMARK_BEHIND_NUMBER.match(answer):
         return remark[1]

@@ -237,7 +237,8 @@ def _normalized(written: str) -> str:
     if not text.isascii():
         with_ascii_digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
         text = _ROOT.sub(r"\\sqrt{\1}", with_ascii_digits).translate(_SIGNS)
-    text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), _in_symbols(_plain(text)))
+    text = _in_symbols(_plain(text))
+    text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), text)
     text = _unwrapped(_EDGES.sub("", _rewritten(text, _REWRITES)))
     text = _DOLLARS.sub(" ", text).strip()
     if text.startswith(("(", "[", r"\{")):  # `(1,234)` is a pair

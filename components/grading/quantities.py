@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,7 @@ def parse_number(text: str) -> Number | None:
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
     if match := _REPEATING.fullmatch(text):
-        sign, whole, fixed, repeated = match.groups()
+        sign, whole, fixed, repeated = match.groups()  # 0.1666... is (1 + 6/9) / 10
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
     if match := _FRACTION.fullmatch(_without_brackets(text)):
@@ -126,12 +125,15 @@ def _without_hyphens(words: list[str]) -> list[str]:
     split = []
     for word in words:
         parts = word.split("-")
-        may_split = all(
-            (one in _TENS and _DIGITS.get(other)) or other in _PART | _PARTS | _GROUPS or {one, other} & {"and", "a"}
-            for one, other in pairwise(parts)
-        )
-        split += parts if may_split else [word]
+        split += parts if all(map(_may_be_joined, parts, parts[1:])) else [word]
     return split
+
+
+def _may_be_joined(word: str, next_word: str) -> bool:
+    """Whether there may be a hyphen between two words of a number."""
+    if word in _TENS and next_word in _DIGITS:
+        return next_word != "zero"
+    return next_word in _PART | _PARTS | _GROUPS or "and" in (word, next_word) or "a" in (word, next_word)
 
 
 def _unsigned(words: list[str]) -> Number | None:

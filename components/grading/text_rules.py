@@ -113,11 +113,8 @@ def decide_by_text(gold: Answer, answer: Answer) -> Decision | None:
 
 def is_text(answer: Answer) -> bool:
     """Tell whether an answer is compared by its text, not as mathematics."""
-    return (
-        _has_words(answer)
-        or bool(_BASED.search(answer.text))
-        or any(pattern.fullmatch(answer.text) for pattern in (_LETTERS, _RATIO))
-    )
+    text = answer.text
+    return _has_words(answer) or any((_BASED.search(text), _LETTERS.fullmatch(text), _RATIO.fullmatch(text)))
 
 
 def _choices(gold: Answer, answer: Answer) -> Decision | None:

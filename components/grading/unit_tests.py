@@ -152,9 +152,9 @@ def _begins_code(lines: list[str], index: int) -> bool:
 def _run_of_code(lines: list[str], start: int) -> tuple[str | None, int, int]:
     """The code from a line on, None if it defines nothing; the line after it; and the number of characters parsed."""
     indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
-    end = next(
-        (i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].startswith(indent)), len(lines)
-    )
+    end = start + 1
+    while end < len(lines) and (lines[end].startswith(indent) or not lines[end].strip()):
+        end += 1
     code = [line.removeprefix(indent) for line in lines[start:end]]
     parsed = 0
     while code and parsed < _MAX_PARSED_CHARACTERS:

@@ -174,8 +174,9 @@ def _is_symbol(letter: str, value: str) -> bool:
 
 def _number_in_words_and_unit(latex: str, context: Context) -> tuple[str, Unit] | None:
     """The value and unit of a number in words: "twenty apples", "half an hour", "5 million people"."""
-    words = STYLED.sub(r" \1 ", latex).split()
-    if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(" ".join(words).casefold().replace("-", " ").split()):
+    plain = STYLED.sub(r" \1 ", latex)
+    words = plain.split()
+    if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(plain.casefold().replace("-", " ").split()):
         return None
     for place in range(1, len(words)):
         value, rest = " ".join(words[:place]), words[place:]

@@ -181,7 +181,8 @@ def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]
 
 def _is_computing(process: int) -> bool:
     """Whether a process is running, in disk sleep or a zombie (state R, D or Z), rather than waiting."""
-    return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] in set("RDZ")
+    after_name = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2]
+    return after_name.split()[0] in {"R", "D", "Z"}
 
 
 def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
