@@ -56,11 +56,8 @@ def equals_decimal(latex: str, decimal: Number) -> bool:
 
 
 def same_value(latex: str, other: str) -> bool:
-    """Tell whether two expressions have the same value for all values of their variables.
-
-    Raises UnreadableError for an expression that cannot be parsed; the second one is parsed first.
-    """
-    second, first = _parse(other), _parse(latex)
+    """Tell whether two expressions are equal for all values of their variables; UnreadableError for any other text."""
+    first, second = _parse(latex), _parse(other)
     if first == second:
         return not _has(first, sympy.nan, sympy.zoo)
     if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):

@@ -179,6 +179,7 @@ class _Parser:
         return num_minus
 
     def _product(self, *, signed: bool) -> Node:
+        """Factors with operators or none between them; with `signed` they may begin with signs."""
         num_minus = self._signs() if signed else 0
         left = self._factors()
         while (operator := self._peek()) in _PRODUCTS or operator in _QUOTIENTS:
@@ -548,7 +549,7 @@ def _named(name: str) -> Node:
     return Node("constant", value=name) if name in {"e", "i"} else Node("name", value=name)
 
 
-# Exact arithmetic.
+# Exact arithmetic; an irrational, undefined or huge value is an ArithmeticError.
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "+": lambda *terms: reduce(operator.add, terms),

@@ -421,10 +421,7 @@ def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
 
 
 def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
-    """The answer in the last sentence that states one; None without such a sentence.
-
-    A text that is only an answer states it. A conclusion counts only at the end of the text, in a finished sentence.
-    """
+    """The answer in the last sentence that states one, or else all of a bare text, or the conclusion at its end."""
     # Only the end is searched: a model's text may be long and made to be slow to search.
     ending = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
     ending = _without_courtesy(_CALCULATION.sub("", ending))
@@ -543,10 +540,7 @@ _LAST_NUMBER = re.compile(r"(?<![\w.{^])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*
 
 
 def last_formula_or_number(text: str, *, formulas: bool) -> str | None:
-    """Return the last number of a text, or its last formula if no number follows it; None without either.
-
-    Without `formulas`, only numbers count.
-    """
+    """Return the last number of a text or, with `formulas`, its last formula if no number follows it; None without."""
     ending = _before_special_tokens(text)[-_MAX_CHARACTERS:]
     # A "formula" with words is the text between two amounts in dollars.
     matches = [match for match in _FORMULA.finditer(ending) if formulas and not _HAS_WORDS.search(match.group())]
