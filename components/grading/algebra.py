@@ -149,8 +149,8 @@ def _equal(first: Any, second: Any) -> bool:
     if _is_extreme(first) != _is_extreme(second):
         return False
     if not first.free_symbols | second.free_symbols:
-        return _agree(first, second, {}) is True
-    first, second = (_with_steps(each) for each in (first, second))
+        return _agree(first, second, {}) is True  # None without values
+    first, second = (_in_floors_and_absolutes(each) for each in (first, second))
     steps = _steps(first)
     if steps != _steps(second):  # points between the steps would not show a difference
         return False
@@ -176,7 +176,7 @@ def _is_extreme(expression: Any) -> bool:
     return False
 
 
-def _with_steps(expression: Any) -> Any:
+def _in_floors_and_absolutes(expression: Any) -> Any:
     """The expression with floors instead of ceilings, and absolute values instead of maxima and minima."""
     # Expanded arguments: floors of equal arguments must be the same text.
     expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))

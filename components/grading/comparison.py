@@ -58,7 +58,7 @@ def _compare(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers or parts of answers, with their units."""
     if expected.unit and actual.unit and expected.unit != actual.unit:
         return _compare_in_other_units(expected, actual)
-    # If one is in degrees, the other is in radians if it has pi in it, and may be in degrees if it has not.
+    # One is in degrees; a pi says that the other is in radians, so equal texts would be different angles.
     if (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex:
         return Decision.on("value", _are_equal_converted(expected, actual))
     if expected.text == actual.text:

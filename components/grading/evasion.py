@@ -52,13 +52,14 @@ def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
     if structure.kind is Kind.EQUATION and approximates(structure, gold):
         return None
     expected, values = _values(gold.latex), _values(answer.latex)
-    if question:
+    if question:  # each value must be worked out, unless the expected answer has it, too
         known = {node for _, node in expected if node}
         for latex, node in values:
             if node not in known and (reason := _reason_for_value(question, expected, latex, node)):
                 return reason
     if answer.number or _has_result(structure, gold):
         return None
+    # Without the question, only sums and products of numbers are refused.
     wants_numbers = all(r"\infty" in latex or parse(latex).number for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
 
@@ -423,4 +424,4 @@ def _without_cancelling(node: Node) -> Node:
     combine, invert = (_sum, _negative) if node.operation == "+" else (_product, _reciprocal)
     counts = Counter(node.operands)
     remaining = Counter({each: count - counts[invert(each)] for each, count in counts.items()})
-    return combine(tuple(remaining.elements()))
+    return combine(tuple(remaining.elements()))  # which leave out counts below 1

@@ -461,7 +461,7 @@ class _Parser:
         return self._applied(name, is_function=is_function or "'" in name) or _named(name)
 
     def _applied(self, name: str, *, is_function: bool) -> Node | None:
-        """The value of a function with this name; None if the name is a factor and a bracket the next one."""
+        """The value of a function with this name; None without a bracket, or if name and bracket are factors."""
         if self._peek() != "(" or name in {"e", "i"}:
             return None
         start = self._place

@@ -112,7 +112,10 @@ def parse_number_in_words(text: str) -> Number | None:
     Words in a wrong order, such as "two-three" and "hundred and one five", are not a number.
     """
     words = text.casefold().split()
-    if not words or len(words) > _MAX_WORDS or NUMBER_WORDS.isdisjoint(words := _without_hyphens(words)):
+    if len(words) > _MAX_WORDS:
+        return None
+    words = _without_hyphens(words)
+    if NUMBER_WORDS.isdisjoint(words):
         return None
     if words[0] in {"minus", "negative"}:
         number = parse_number(" ".join(words[1:])) or _unsigned(words[1:])  # "minus 5" or "minus five"
@@ -217,7 +220,7 @@ def _multiple(words: list[str]) -> Fraction | None:
     if count == ["half", "a"]:
         return Fraction(_GROUPS[group], 2)
     if len(count) == 2 and count[1] == "hundred" and group in {"thousand", "million", "billion", "trillion"}:
-        value = _multiple(count) or None
+        value = _multiple(count) or None  # "zero hundred thousand" is no number
     elif number := parse_number(" ".join(count)):
         value = number.value
     else:

@@ -253,6 +253,7 @@ def _number(written: ast.expr) -> float:
 
 
 def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[object], bool]:
+    """A check whether a value is a number close to the written one."""
     number = _number(written)
     math.isclose(number, number, **tolerances)  # raises for unknown or negative tolerances
 

@@ -196,7 +196,7 @@ def _unit(written: str, power: str | None, context: Context, *, is_attached: boo
     if plain in _ENDINGS and not power and not is_attached:
         return _THINGS
     plain = _ALIASES.get(plain, plain)
-    words = ["per" if word in {"a", "an"} else word for word in plain.split()]
+    words = ["per" if word in {"a", "an"} else word for word in plain.split()]  # "dollars an hour"
     # `5\text{ M}` is not a length, and `5apples` has no unit.
     is_unknown = written.strip() in _CAPITALS or (is_attached and len(words) == 1 and words[0] not in _UNITS)
     if not 0 < len(words) <= _MAX_UNIT_WORDS or words.count("per") > 1 or is_unknown:
