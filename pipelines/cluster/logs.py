@@ -316,7 +316,7 @@ def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
 
 
 def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    """Return a pod's log from the UI server, or from Argo's archive; None if neither has it."""
+    """Return a pod's log from the UI server, or else from Argo's archive; None if neither has it."""
     # The day is part of the archive's path on some installations.
     query = {"runid": run.run_id, "createdat": run.created_at.strftime("%Y-%m-%d")}
     status, text = _ask_about_pod(kubeflow, "/k8s/pod/logs", pod, **query)
@@ -324,19 +324,15 @@ def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | N
     printed, marker, _ = text.partition(_NO_LOG)
     if status == 200 and (printed or not marker):
         return printed
-    return _archived_log(kubeflow, run, stage, pod)
-
-
-def _archived_log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
-    """Return a log that Argo has archived, or None; the UI server looks for it under another name of the workflow."""
-    # The path has the day on which the workflow was created: after the run itself, perhaps past midnight, or by Retry.
+    # The UI server looks in Argo's archive under another name of the workflow. The path there has the day on which the
+    # workflow was created: after the run itself, perhaps past midnight, or by Retry.
     changes = [each.update_time for each in run.state_history or [] if each.update_time]
     moments = (run.created_at, run.created_at + timedelta(minutes=5), *changes)
     for day in dict.fromkeys(f"{moment:%Y/%m/%d}" for moment in moments):
         key = f"private-artifacts/{kubeflow.namespace}/{stage.workflow}/{day}/{pod}/main.log"
-        text = _stored(kubeflow, "minio", "mlpipeline", key)  # where Kubeflow's manifests have Argo archive logs
-        if text is not None:
-            return text
+        archived = _stored(kubeflow, "minio", "mlpipeline", key)  # where Kubeflow's manifests have Argo archive logs
+        if archived is not None:
+            return archived
     return None
 
 

@@ -140,9 +140,9 @@ class _Graph:
 
     def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:
         """Return the name that Kubeflow gives to the Argo template of a task's pods, which is part of their names."""
-        metadata = self._executors.get(component["executorLabel"], {}).get("podMetadata")
-        counts = (len((metadata or {}).get(kind, {})) for kind in ("annotations", "labels"))
-        prefix = "" if metadata is None else "metadata-{}-{}-".format(*counts)
+        metadata, prefix = self._executors.get(component["executorLabel"], {}).get("podMetadata"), ""
+        if metadata is not None:
+            prefix = f"metadata-{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}-"
         return f"{prefix}{'retry-' if is_retried else ''}system-container-impl"
 
     def _pods(self, paths: Iterable[str], template: str) -> tuple[str, ...]:
