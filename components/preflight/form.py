@@ -97,11 +97,11 @@ def form_of(params: Params) -> Form:
         value = _get(everything, key)
         typed[name] = "" if value is None else value
         _remove(rest, key)
-    processes = max(_get(everything, key) for key in _NUM_PROCESSES)
     for key in (*_NUM_PROCESSES, *SHARED_KEYS, _REPOSITORY):
         _remove(rest, key)
-    if not {"nodes", "gpus_per_node"} & params.cluster.model_fields_set:
-        typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": processes}
+    if not {"nodes", "gpus_per_node"} & params.cluster.model_fields_set:  # then each process gets a GPU of one node
+        num_processes = max(_get(everything, key) for key in _NUM_PROCESSES)
+        typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": num_processes}
     for name in ("registry", "weights_storage"):
         location = typed[name]
         is_relative = location and not location.startswith("/") and "://" not in location and "@" not in location
@@ -143,7 +143,7 @@ def sections_of(
         # KFP has no null: an empty field of the form stands for it.
         if value not in ("", None) and key[:2] != _REPOSITORY:
             set_key(sections, key, value)
-    if form["data_repository"]:
+    if form["data_repository"]:  # without one, a revision means nothing
         set_key(sections, _REPOSITORY, {"url": form["data_repository"], "commit": commit})
     for key in _NUM_PROCESSES:
         set_key(sections, key, form["cluster_nodes"] * max(1, form["cluster_gpus_per_node"]))

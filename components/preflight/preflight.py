@@ -23,7 +23,17 @@ from components.preflight.config import (
     contradictions,
     exceeded_limits,
 )
-from components.preflight.form import SKIP_IF_UNCHANGED, Form, complete, in_the_form, page, sections_of, wrong_sections
+from components.preflight.form import (
+    PRESET,
+    SKIP_IF_UNCHANGED,
+    Form,
+    complete,
+    in_the_form,
+    page,
+    parameters,
+    sections_of,
+    wrong_sections,
+)
 from components.preflight.inputs import Check, run_concurrently
 from components.preflight.resources import shape_of_base, with_memory
 from components.prepare_data.first_rows import hub_datasets
@@ -72,16 +82,14 @@ class Ready:
 
 def run(arguments: dict[str, Any]) -> None:
     """Do preflight as a Kubeflow task; `arguments` are the form, the deployment, and a path for each output."""
-    configuration, deployment = arguments.pop("configuration"), arguments.pop(DEPLOYMENT)
-    names = [name for name in arguments if name.endswith("_config") or name.startswith(("evaluate_", "unchanged"))]
-    paths = {name: Path(arguments.pop(name)) for name in names}
+    form = {name: arguments[name] for name in (*parameters(), PRESET)}
     with exit_on_error("preflight"):
-        ready = preflight(arguments, validate(DeploymentConfig, deployment, name=DEPLOYMENT))
-        for name, path in paths.items():
-            value = ready.outputs[name]
+        ready = preflight(form, validate(DeploymentConfig, arguments[DEPLOYMENT], name=DEPLOYMENT))
+        for name, value in ready.outputs.items():
+            path = Path(arguments[name])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
-        Path(configuration.path).write_text(ready.page, encoding="utf-8")
+        Path(arguments["configuration"].path).write_text(ready.page, encoding="utf-8")
 
 
 def preflight(
