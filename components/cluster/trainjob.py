@@ -122,10 +122,7 @@ class _ClusterRun:
         return self._end(watch, outcome, last=last)
 
     def _end(self, watch: Watch, outcome: Phase | Exception, *, last: bool) -> _Results:
-        """Delete the watched job; return its results, or raise the reason for its failure.
-
-        Results count regardless of what happened to the job after its ranks wrote them.
-        """
+        """Delete the watched job; return its results, even if the job failed after that, or raise why it failed."""
         work = current_work()
         is_ours = work is None or work.is_locked  # otherwise another run has the folder, with results of its job
         results = None

@@ -365,10 +365,7 @@ def _ask_about_pod(kubeflow: Kubeflow, path: str, pod: str, **query: str) -> tup
 
 
 def _ask(kubeflow: Kubeflow, path: str, query: dict[str, str]) -> tuple[int, str]:
-    """Return status and text of the UI server's answer, even if it has not found a pod or a file.
-
-    NotFoundError if the address is that of another server; PipelineError and RetryableError as `Kubeflow.get`.
-    """
+    """Return status and text of the UI server's answer, even if it finds nothing; NotFoundError from other servers."""
     try:
         return 200, kubeflow.get(path, query).decode("utf-8", errors="replace")
     except PipelineError as error:
