@@ -99,10 +99,10 @@ def load_params(path: Path) -> Params:
 def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
     """Return a line for each error in the sections of a params file; with the file and line of its key if in `path`."""
     secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
-    # A key that is taken from another section repeats the errors there.
-    taken = [f"{section}.{key}" for section, key in SHARED_KEYS if key not in values.get(section, {})]
     errors = problems(Params, values, name="", path=path)
-    return secrets + [line for line in errors if not any(key in line for key in taken)]
+    for section, key in SHARED_KEYS:  # a key that is taken from another section repeats the errors there
+        errors = [line for line in errors if f"{section}.{key}" not in line or key in values.get(section, {})]
+    return secrets + errors
 
 
 def stage_sections(params: Params) -> Sections:

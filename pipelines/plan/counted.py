@@ -74,11 +74,11 @@ def counted_shape(file: Path) -> CountedShape:
     num_kv_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
     head_size = getattr(text_config, "head_dim", None) or hidden_size // num_heads
     layer_weights, active_weights = _layer_weights(model, text_config)
-    # Those of the MLP in a Llama layer with as many active weights.
+    # The weights of the MLP in a Llama layer that has as many active weights as a layer of this model.
     mlp_weights = active_weights / num_layers - 2 * hidden_size * head_size * (num_heads + num_kv_heads)
     return CountedShape(
         hidden_size=hidden_size,
-        # Such an MLP has three matrices. A layer without attention may have fewer weights than attention would.
+        # Such an MLP has three matrices. Layers without attention may have fewer weights than attention would.
         intermediate_size=max(hidden_size, round(mlp_weights / (3 * hidden_size))),
         num_layers=num_layers,
         num_heads=num_heads,
@@ -95,7 +95,7 @@ def counted_shape(file: Path) -> CountedShape:
 
 
 def _layer_weights(model: "PreTrainedModel", config: Any) -> tuple[float, float]:
-    """Return the elements of the matrices of all layers, and of those that compute a token."""
+    """Return the elements of the matrices of all layers, and how many of them each token uses."""
     ends = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
     outside_layers = {id(module.weight) for module in ends}
     num_experts = _first_int(config, _NUM_EXPERTS_KEYS)  # 0 in a dense model of a family with experts

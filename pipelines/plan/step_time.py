@@ -80,7 +80,7 @@ def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
 
 
 def _decoding_steps(run: Run, completions: float) -> float:
-    """Return the number of decoding steps, each of one token per completion in the batch, for all completions."""
+    """Return the number of decoding steps, each of which samples a token for every completion of the batch."""
     if run.sampler == "transformers":  # one batch after another, each until its longest completion ends
         groups_per_batch = max(1, run.max_batch_size // run.group_size)
         return math.ceil(completions / run.group_size / groups_per_batch) * run.completion_tokens
