@@ -193,7 +193,7 @@ def _empty_splits(params: Params) -> Iterator[str]:
 
 
 def _unknown_sources(params: Params) -> Iterator[str]:
-    """Yield a line for each name of a source that no source, or none with the right split, has; or without a weight."""
+    """Yield a line for each key that names a source without problems of its split, and for each missing weight."""
     weights = params.train_grpo.prompts.source_weights or {}
     names_by_key = [
         ("report.gate.target", params.evaluate.split, params.report.gate.target),
