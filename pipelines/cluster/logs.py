@@ -95,8 +95,12 @@ def activity(kubeflow: Kubeflow, run: Any) -> list[str]:
 def outcome(kubeflow: Kubeflow, run: Any) -> list[str]:
     """Return the result of a run that succeeded: of its gate and its registration, or that nothing was new."""
     names = ("preflight",) if found_nothing_new(run) else ("report", "register")
-    concluding = [stage for stage in stages(run) if stage.name in names]
-    return [line for stage in concluding for line in _messages(stage, _text(kubeflow, run, stage)[0] or "")]
+    lines: list[str] = []
+    for stage in stages(run):
+        if stage.name in names:
+            text, _ = _text(kubeflow, run, stage)
+            lines += _messages(stage, text or "")
+    return lines
 
 
 def is_lost(kubeflow: Kubeflow, run: Any) -> bool:
