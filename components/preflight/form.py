@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import yaml
 
 from components.cluster.config import ClusterConfig
-from components.preflight.config import CLUSTER, DEPLOYMENT, SHARED_KEYS, Params, Sections, stage_sections, wrong_params
+from components.preflight.config import CLUSTER, DEPLOYMENT, SHARED_KEYS, Params, Sections, wrong_params
 from components.shared.config import laid_over, parse_sections
 from components.shared.deployment import LONGEST_TRAINING_S, MOUNT, DeploymentConfig
 from components.shared.page import render
@@ -167,7 +167,7 @@ def wrong_sections(sections: Sections) -> list[str]:
 
 def complete(params: Params) -> Sections:
     """Return all sections with every key, as stages and training jobs receive them."""
-    return {**stage_sections(params), CLUSTER: params.cluster.model_dump(mode="json", exclude_none=True)}
+    return params.model_dump(mode="json", exclude_none=True, exclude={DEPLOYMENT})
 
 
 def in_the_form(line: str) -> str:

@@ -12,7 +12,6 @@ from kubernetes import client
 from components.cluster.config import ClusterConfig
 from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
 from components.cluster.manifest import RUNTIME, RUNTIME_WITH_SERVERS
-from components.evaluate.config import EvaluateConfig
 from components.preflight import capacity, cluster, inputs
 from components.preflight.config import (
     CLUSTER,
@@ -58,25 +57,30 @@ _MADE_BY = ("prepare_data", "train_sft", "train_grpo")
 
 @dataclass(frozen=True)
 class Ready:
-    """The configuration of a run: the sections of the stages and `cluster`, and a page in HTML for people."""
+    """The configuration of a run, and a page in HTML that shows it."""
 
-    sections: Sections
+    params: Params
     page: str
     unchanged: bool
     """Whether the run ends now, because it would only reproduce the newest registered version."""
 
     @property
+    def sections(self) -> Sections:
+        """See `complete`."""
+        return complete(self.params)
+
+    @property
     def outputs(self) -> dict[str, Any]:
         """The inputs of the next tasks, by the names of preflight's outputs."""
-        config = ClusterConfig.model_validate(self.sections[CLUSTER])
+        sections, config = self.sections, self.params.cluster
         return {
-            **{f"{name}_config": section for name, section in self.sections.items()},
+            **{f"{name}_config": section for name, section in sections.items()},
             "unchanged": self.unchanged,
             # Kubeflow takes the memory and the number of GPUs of a task only as text.
             "evaluate_memory": f"{config.evaluation_gib}Gi",
-            "evaluate_gpus": str(_evaluation_gpus(config, EvaluateConfig.model_validate(self.sections["evaluate"]))),
+            "evaluate_gpus": str(_evaluation_gpus(self.params)),
             "evaluate_node_selector": config.labels,
-            "evaluate_tolerations": self.sections[CLUSTER]["tolerations"],
+            "evaluate_tolerations": sections[CLUSTER]["tolerations"],
         }
 
 
@@ -122,14 +126,13 @@ def preflight(
     commit = answers.get(_REVISION, "")
     params = Params.model_validate(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
     params = params.model_copy(update={CLUSTER: with_memory(params, shape_of_base(params))})
-    sections = complete(params)
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     for line in advisories(params):
         say("preflight", f"warning: {in_the_form(line)}")
     nothing_new = _nothing_new(params) if form[SKIP_IF_UNCHANGED] else ""
     notes = {name: value for name, value in {"nothing new": nothing_new, "data at commit": commit}.items() if value}
-    notes |= capacity.pods_in_words(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
-    return Ready(sections, page(form, sections, notes), unchanged=bool(nothing_new))
+    notes |= capacity.pods_in_words(params.cluster, _evaluation_gpus(params))
+    return Ready(params, page(form, complete(params), notes), unchanged=bool(nothing_new))
 
 
 def _nothing_new(params: Params) -> str:
@@ -149,9 +152,9 @@ def _nothing_new(params: Params) -> str:
     return ""
 
 
-def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
+def _evaluation_gpus(params: Params) -> int:
     """Return the number of GPUs of the pod that evaluates: none if training has none."""
-    return evaluate.num_gpus if cluster.gpus_per_node else 0
+    return params.evaluate.num_gpus if params.cluster.gpus_per_node else 0
 
 
 def _raise_errors(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
@@ -246,7 +249,7 @@ def _capacity(api: client.ApiClient, params: Params) -> Iterator[str]:
     config = with_memory(params, shape_of_base(params))
     base = params.train_sft.model.base
     unknown = f"; {base} cannot be looked into before the run starts: set the memory that it takes"
-    for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(config, params.evaluate)):
+    for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(params)):
         key = line.partition(":")[0].rpartition(".")[2]
         is_default = key in _MEMORY and getattr(config, key) is None
         yield in_the_form(f"{line}{unknown}" if is_default else line)

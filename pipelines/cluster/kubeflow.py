@@ -1,13 +1,14 @@
 """The connection to Kubeflow Pipelines: its address and credentials, its runs, and its errors in one line."""
 
 import functools
+import io
 import json
 import logging
 import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -128,6 +129,11 @@ class Kubeflow:
     def namespace(self) -> str:
         """The namespace in which runs have their pods."""
         return self.user_namespace or _STANDALONE
+
+    def experiment_id(self, name: str) -> str:
+        """Return the id of the experiment of this name, which is created if there is none."""
+        with redirect_stdout(io.StringIO()):  # the client prints addresses
+            return str(self.client.create_experiment(name, namespace=self.user_namespace).experiment_id)
 
     def url(self, run_id: str) -> str:
         """Return the address of a run's page."""

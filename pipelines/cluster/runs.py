@@ -108,7 +108,7 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
 
     from components.cluster.kube import connect, error_message
     from components.cluster.reaper import delete_run
-    from components.preflight.form import OVERRIDES, PRESET, Form, overrides_of
+    from components.preflight.form import OVERRIDES, PRESET, overrides_of
     from components.shared.config import laid_over
 
     if run.state in FINISHED:
@@ -117,12 +117,10 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
         kubeflow.client.terminate_run(run.run_id)
         yield f"{run.display_name}  stopping"
     spec = run.pipeline_spec or {}
-    form: Form = {
-        OVERRIDES: parameter(run, OVERRIDES) or "",
-        PRESET: compiled_in(spec.get("pipeline_spec", spec), PRESET) or {},
-    }
+    preset = compiled_in(spec.get("pipeline_spec", spec), PRESET) or {}
     try:
-        cluster = laid_over(form[PRESET], overrides_of(form)).get("cluster") or {}
+        overrides = overrides_of({OVERRIDES: parameter(run, OVERRIDES) or ""})
+        cluster = laid_over(preset, overrides).get("cluster") or {}
         removed = delete_run(connect(), cluster.get("namespace") or kubeflow.namespace, run.run_id)
     except (PipelineError, ApiException, HTTPError) as error:
         reason = str(error) if isinstance(error, PipelineError) else error_message(error)

@@ -9,10 +9,8 @@ Kubeflow compiles a schedule when it is created, with the driver and the launche
 an upgrade a schedule has to be created again.
 """
 
-import io
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from textwrap import shorten
@@ -71,12 +69,8 @@ def apply(
         outcome = "changed" if existing else "created"
         if unchanged:
             outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
-        with redirect_stdout(io.StringIO()):  # the client prints an address
-            experiment_id = kubeflow.client.create_experiment(
-                experiment, namespace=kubeflow.user_namespace
-            ).experiment_id
         kubeflow.client.create_recurring_run(
-            experiment_id,
+            kubeflow.experiment_id(experiment),
             name,
             description=_description(about, cron, kubeflow.version, digest),
             cron_expression=cron,

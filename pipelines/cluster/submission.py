@@ -163,11 +163,9 @@ def start(
     from kfp_server_api import V2beta1Run
 
     client, unset = kubeflow.client, ("pipeline_id", "version_id", "enable_caching", "cache_key", "pipeline_root")
-    with redirect_stdout(io.StringIO()):  # the client prints addresses
-        experiment_id = client.create_experiment(experiment, namespace=kubeflow.user_namespace).experiment_id
     job = client._create_job_config(params=values, pipeline_package_path=str(package.path), **dict.fromkeys(unset))
     run = V2beta1Run(
-        experiment_id=experiment_id,
+        experiment_id=kubeflow.experiment_id(experiment),
         display_name=name,
         description=about,
         pipeline_spec=job.pipeline_spec,
