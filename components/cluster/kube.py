@@ -198,10 +198,7 @@ class TrainJobs:
     def delete(
         self, name: str, *, unchanged: Json | None = None, pods_first: bool = False, timeout: Timeout = _TIMEOUT
     ) -> bool:
-        """Delete a job, with `pods_first` only once its pods are gone, and with `unchanged` only in this state.
-
-        Return False if the job does not exist, or has changed since its metadata was `unchanged`.
-        """
+        """Delete a job, with `pods_first` after its pods; return False if it is gone, or its metadata has changed."""
         options = client.V1DeleteOptions(propagation_policy="Foreground" if pods_first else "Background")
         ignored = [_NOT_FOUND]
         if unchanged is not None:

@@ -195,18 +195,15 @@ class Watch:
         return Phase.RUNNING if len(started) >= self._stage.config.nodes else Phase.PENDING
 
     def _rank_pods(self) -> list[Json]:
-        label = "jobset.sigs.k8s.io/replicatedjob-name"  # of vLLM servers it is ROLLOUT
+        label = "jobset.sigs.k8s.io/replicatedjob-name"  # its value is ROLLOUT for pods of vLLM servers
         return [pod for pod in self.pods if pod["metadata"]["labels"].get(label) == NODE]
 
     def _follow_first_rank(self) -> None:
         """Follow the log of the first node's newest pod that has started; a restart of the job makes a new pod."""
         index = "batch.kubernetes.io/job-completion-index"
         pods = [pod for pod in self._rank_pods() if pod["metadata"]["labels"].get(index) == "0"]
-        started = [
-            pod["metadata"]
-            for pod in pods
-            if failures.container_states(pod, "running") or failures.container_states(pod, "terminated")
-        ]
+        kinds = ("running", "terminated")
+        started = [pod["metadata"] for pod in pods if any(failures.container_states(pod, kind) for kind in kinds)]
         newest = max(started, key=lambda metadata: str(metadata.get("creationTimestamp", "")), default=None)
         if newest is None or (self._log is not None and self._log.uid == newest["uid"]):
             return

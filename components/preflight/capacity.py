@@ -19,11 +19,10 @@ EVALUATION_CPU = ("1", "4")
 
 def pods_in_words(config: ClusterConfig, evaluation_gpus: int) -> dict[str, str]:
     """Return the number and the requests of training and evaluation pods, such as `2 with 3 CPUs, 1 GPU`."""
-    num_pods = {"training": config.nodes, "evaluation": 1}
-    return {
-        f"{name} pods": f"{num_pods[name]} with {', '.join(_text(*each) for each in requests.items())}"
-        for name, requests in _requests(config, evaluation_gpus).items()
-    }
+    num_pods, words = {"training": config.nodes, "evaluation": 1}, {}
+    for name, requests in _requests(config, evaluation_gpus).items():
+        words[f"{name} pods"] = f"{num_pods[name]} with {', '.join(_text(*each) for each in requests.items())}"
+    return words
 
 
 def too_large_for_nodes(api: client.ApiClient, config: ClusterConfig, evaluation_gpus: int) -> Iterator[str]:

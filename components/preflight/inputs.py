@@ -55,10 +55,7 @@ def _context(config: TrainSFTConfig) -> int | None:
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each custom reward, judge or teacher that cannot be used.
-
-    If training runs on this machine (`trained_here`), rewards and judge are tried with a problem of the data.
-    """
+    """Return a line for each custom reward, judge or teacher that cannot be used; if `trained_here`, call rewards."""
     reward, teacher = params.train_grpo.reward, params.train_grpo.teacher
     for name, service in {"reward.judge": reward.judge, "teacher": teacher}.items():
         if service and service.key_variable and service.key_variable not in os.environ:
