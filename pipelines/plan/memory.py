@@ -42,11 +42,11 @@ def memory_of(run: Run) -> dict[str, float]:
     parts["reward_model"] = states if run.reward_model else 0.0
     resident = parts["reference"] + parts["reward_model"] + parts["engine"]
     update_peak = states + resident + parts["activations"] + parts["buffers"]
-    if run.sampler != "vllm":  # vLLM sleeps meanwhile, without its weights
+    if run.sampler != "vllm":  # vLLM sleeps during the update, and releases its weights
         update_peak += parts["sampler_weights"]
-    # There are no gradients then. ZeRO 3 gathers weights for the sampler before there is a KV cache.
-    during_sampling = parts["weights"] + parts["optimizer"] + resident + parts["sampler_weights"]
-    sampling_peak = during_sampling + max(parts["kv_cache"] + parts["sampling"], parts["gathered"])
+    # While a run samples, it has no gradients. ZeRO 3 gathers weights for the sampler before there is a KV cache.
+    while_sampling = parts["weights"] + parts["optimizer"] + resident + parts["sampler_weights"]
+    sampling_peak = while_sampling + max(parts["kv_cache"] + parts["sampling"], parts["gathered"])
     return {**parts, "update_peak": update_peak, "sampling_peak": sampling_peak}
 
 
