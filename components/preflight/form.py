@@ -59,7 +59,7 @@ _DERIVED: dict[Key, str] = {
 """Keys that the text must not set, each with the origin of its value."""
 _MARGIN_S = 3600
 """Time that a step takes in addition to its job: to be scheduled, and to collect the outputs."""
-ANY_COMMIT = "0" * 40
+_ANY_COMMIT = "0" * 40
 """Takes the place of a commit that is not known yet."""
 _MISSING = object()
 
@@ -124,7 +124,7 @@ def as_overrides(sections: Sections) -> str:
 
 
 def sections_of(
-    form: Form, deployment: DeploymentConfig, *, commit: str = ANY_COMMIT, secrets: Mapping[str, list[str]]
+    form: Form, deployment: DeploymentConfig, *, commit: str = _ANY_COMMIT, secrets: Mapping[str, list[str]]
 ) -> tuple[Sections, list[str]]:
     """Return all sections that are equivalent to a form, and a line for each key that is set twice.
 

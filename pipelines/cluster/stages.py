@@ -118,6 +118,7 @@ class _Graph:
         return paths
 
     def _stage(self, name: str, task: Mapping[str, Any], component: Mapping[str, Any], parents: list[str]) -> Stage:
+        """Return the stage of a task below the nodes `parents`."""
         detail, driver = self._details.get(name), self._details.get(f"{name}-driver")
         executors = self.below(self.below(parents, name), "executor")
         is_retried = "retryPolicy" in task
