@@ -69,7 +69,7 @@ class LoraConfig(Config):
     """Names of the layers that get adapters, such as q_proj and v_proj, in every block; or `all-linear` alone."""
 
     @model_validator(mode="after")
-    def _all_is_all(self) -> "LoraConfig":
+    def _all_linear_is_alone(self) -> "LoraConfig":
         if ALL_LINEAR in self.targets and len(self.targets) > 1:
             raise ValueError(f"targets: {ALL_LINEAR} means all layers; remove it or the other targets")
         return self
@@ -115,15 +115,11 @@ class EngineConfig(Config):
         return "bfloat16" if self.precision == "bf16" else "float32"
 
     @model_validator(mode="after")
-    def _frozen_weights_are_quantised(self) -> "EngineConfig":
+    def _keys_fit_together(self) -> "EngineConfig":
         if self.quantise and self.lora is None:
             raise ValueError("quantise needs lora: 4-bit weights are not trained, the adapters beside them are")
         if self.quantise and self.zero_stage == 3:
             raise ValueError("quantise needs zero_stage 2 or less: 4-bit weights are not sharded")
-        return self
-
-    @model_validator(mode="after")
-    def _stage_fits(self) -> "EngineConfig":
         # Below stage 2 DeepSpeed sums the micro-batches of a bf16 model in bf16, where many small ones are lost.
         if self.precision == "bf16" and self.zero_stage < 2:
             raise ValueError("precision bf16 needs zero_stage 2 or 3")

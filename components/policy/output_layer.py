@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from components.policy.products import onednn_product
-
-if TYPE_CHECKING:
-    from components.policy.logprobs import LogprobModel  # imports this module
 
 _CHUNK_ELEMENTS = 8_388_608
 """Logits of a chunk on CPUs, 32 MiB: enough tokens for fast matrix products."""
@@ -49,7 +46,8 @@ TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
 class TeacherTerm:
     """A term of the loss that draws the model to a frozen one: sum over tokens of weight * KL(pi || pi_teacher)."""
 
-    teacher: "LogprobModel"
+    teacher_logits: Callable[[slice], Tensor]
+    """Returns the teacher's logits / temperature of the tokens in a slice of the N, (C, V)."""
     weight_N: Tensor
     kl_N: Tensor | None = None
     """KL(pi || pi_teacher) of each token in nats, once the loss is computed."""
@@ -73,22 +71,21 @@ class TokenHead(nn.Module):
         token_loss: TokenLoss | None = None,
         *,
         term: TeacherTerm | None = None,
-        teacher: Callable[[slice], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
         Only the first is differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers
         and trainers disagree most. The entropy is NaN without `with_entropy`, which takes time.
 
-        With a `token_loss`, or a `term` and the logits of its `teacher`, return the sum of these losses instead.
+        With a `token_loss` or a `term`, return the sum of these losses instead.
         """
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
         losses: list[_ChunkLoss] = []
         if token_loss is not None:
             losses.append(partial(_token_loss_of_chunk, token_loss, self.with_entropy))
-        if term is not None and teacher is not None:
+        if term is not None:
             term.kl_N = torch.empty_like(target_N, dtype=torch.promote_types(hidden_ND.dtype, torch.float32))
-            losses.append(partial(_divergence_of_chunk, term, teacher))
+            losses.append(partial(_divergence_of_chunk, term))
         if losses:
             loss: Tensor = _FusedLoss.apply(*arguments, losses)  # type: ignore[no-untyped-call]
             return loss
@@ -188,12 +185,10 @@ def _token_loss_of_chunk(
     return loss.detach(), nll_grad_CV, nll_grad_CD, -grad_C
 
 
-def _divergence_of_chunk(
-    term: TeacherTerm, teacher: Callable[[slice], Tensor], head: "_Head", rows: slice
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _divergence_of_chunk(term: TeacherTerm, head: "_Head", rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the teacher's term for a chunk and its gradient; store the divergence of each token in `term.kl_N`."""
     logprobs_CV = head.logits(rows).log_softmax(-1)
-    difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
+    difference_CV = logprobs_CV - term.teacher_logits(rows).to(head.dtype).log_softmax(-1)
     probabilities_CV = logprobs_CV.exp_()
     kl_C = (probabilities_CV * difference_CV).sum(-1)
     assert term.kl_N is not None
