@@ -1,8 +1,8 @@
 """Sampling from models that take padded rows (components/policy/padded.py), with their own cache.
 
-transformers' `generate` decodes; this module decides the next token of each row. A row either samples, with the same
-random numbers as elsewhere, or reads its environment's answer token by token, as a recurrence has to. So all rows are
-always equally long, and a turn that has ended is answered before any row goes on.
+transformers' `generate` decodes; this module chooses the next token of each row. A row either samples, with the same
+random numbers as in decoding.py, or reads its environment's answer token by token, as a recurrence has to. So all rows
+are always equally long, and all wait while an environment answers.
 
 Shape suffixes:
     R  completions of a call, T  tokens that may be sampled, V  vocabulary
@@ -31,14 +31,14 @@ class _NextToken(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Sample from the logits `scores`, hand the tokens over, and return scores that select the next tokens."""
-        # Rows that are done or reading get a sample too, which is not used.
+        # Rows that are done, or that read an answer, get a sample too, which is not used.
         places = [min(row.num_sampled, self._uniform_RT.shape[1] - 1) for row in self._rows]
         uniform_R = self._uniform_RT[range(len(places)), places]
         logprobs_RV = (scores.float() / (self._temperature or 1.0)).log_softmax(-1)
         token_R = inverse_cdf(logprobs_RV.exp(), uniform_R) if self._temperature else logprobs_RV.argmax(-1)
         logprob_R = logprobs_RV.gather(1, token_R[:, None]).squeeze(1)
         for row, token, logprob in zip(self._rows, token_R.tolist(), logprob_R.tolist(), strict=True):
-            if len(row.ids) == self._num_tokens:  # all of its tokens have been read
+            if len(row.ids) == self._num_tokens:  # else it still reads an answer
                 row.extend((token,), (logprob,))
         for row in self._rows:  # after the loop above, so that environments answer at the same time
             if row.pending_answer is not None:
@@ -76,7 +76,8 @@ def run_to_completion(
 
 
 def _run(checkpoint: Checkpoint, rows: Sequence[Trajectory], temperature: float, uniform_RT: Tensor) -> None:
-    ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)  # all equally long
+    """Sample until each of these trajectories, whose prompts are equally long, is done or has forked."""
+    ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)
     tools, pad = checkpoint.config.tools, checkpoint.end_ids[0]
     checkpoint.model.generate(
         ids_RS,

@@ -45,8 +45,8 @@ class TransformersSampler:
             (index, number): each for index, group in enumerate(groups) for number, each in enumerate(group)
         }
         with ExitStack() as stack:
-            for each in trajectories.values():
-                stack.callback(each.close)
+            for trajectory in trajectories.values():
+                stack.callback(trajectory.close)
             if not self.checkpoint.is_padded:
                 use_packed_attention(self.checkpoint.model)
                 use_float32_logits(self.checkpoint.model.get_output_embeddings())
@@ -56,7 +56,7 @@ class TransformersSampler:
 
     def _run(self, trajectories: Mapping[_Key, Trajectory], sampling: Sampling, uniform_PGT: Tensor) -> None:
         """Sample until all trajectories are done: first by groups, then each that has forked with its own prompt."""
-        # Where a prompt fills the context, its whole group is done.
+        # If a prompt fills the context, its whole group is done already.
         prompts = {index: each.prompt_ids for (index, _), each in _still_sampling(trajectories).items()}
         numbers = range(sampling.num_samples)
         groups = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
@@ -72,11 +72,11 @@ class TransformersSampler:
         uniform_PGT: Tensor,
     ) -> None:
         """Sample until each trajectory is done or has forked; `groups` has the prompts with their completions' keys."""
-        # Similar lengths need the least padding. Each prompt that has forked is long, and counts as a group.
+        # Prompts of similar length need the least padding. A prompt after a fork is long, and counts as a group.
         ordered = sorted(groups, key=lambda group: len(group[0]))
-        size = max(1, self.max_batch_size // sampling.num_samples)
-        for start in range(0, len(ordered), size):
-            batch = ordered[start : start + size]
+        num_groups = max(1, self.max_batch_size // sampling.num_samples)
+        for start in range(0, len(ordered), num_groups):
+            batch = ordered[start : start + num_groups]
             prompts = [prompt for prompt, _ in batch]
             keys = [key for _, keys in batch for key in keys]
             rows = [trajectories[key] for key in keys]
@@ -102,11 +102,12 @@ class TransformersSampler:
 
 
 def _still_sampling(trajectories: Mapping[_Key, Trajectory]) -> dict[_Key, Trajectory]:
+    """Return the trajectories that are not done."""
     return {key: each for key, each in trajectories.items() if each.status is Status.SAMPLING}
 
 
 class ShardedSampler(TransformersSampler):
-    """Generates from a full copy of weights that training shards over processes (ZeRO 3).
+    """Samples from a full copy of weights that training shards over processes (ZeRO 3).
 
     Gathering every layer for each of hundreds of decoding passes would be slow. It would also hang: each process makes
     a different number of passes, and a gather waits for all processes.
