@@ -59,7 +59,7 @@ class LogprobModel(nn.Module):
         self, batch: MicroBatch, token_loss: TokenLoss | None, term: TeacherTerm | None
     ) -> TokenLogprobs | Tensor:
         """Return the same as `forward` for a model that needs padded rows, computed from all logits at once."""
-        logits_NV = self._padded_logits(batch)
+        logits_NV = token_logits(self.model, batch) / self.temperature
         scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
         if token_loss is None:
             return scores
@@ -75,12 +75,8 @@ class LogprobModel(nn.Module):
         """Return a function that computes logits / temperature of a slice of the tokens, (C, V), without gradient."""
         with torch.no_grad():
             if self.head is None:
-                return self._padded_logits(batch).__getitem__
+                return (token_logits(self.model, batch) / self.temperature).__getitem__
             return self.head.logits(self._hidden(batch), batch.target_N)
-
-    def _padded_logits(self, batch: MicroBatch) -> Tensor:
-        """Return logits / temperature of a model that needs padded rows, (N, V)."""
-        return token_logits(self.model, batch) / self.temperature
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states that completion tokens are predicted from, (N, D)."""

@@ -121,12 +121,29 @@ class GroupCache:
         return self._prompt_length_R[self._call.row_X] + self._call.place_X
 
     def attend(self, layer: int, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float) -> Tensor:
-        """Store the keys and values, and return the output of attention for each query, (X, H, D)."""
-        if self._call is None:
+        """Store the keys and values, and return the output of attention for each query, (X, H, D).
+
+        Rows that read one token are computed together, in the shape of the cache; rows with a chunk end to end.
+        """
+        call = self._call
+        if call is None:
             # Models in which a layer does not attend, or more than once, are refused when they are loaded.
             assert layer == len(self._prompt_keys), f"layer {layer} attends where {len(self._prompt_keys)} is next"
             return self._attend_prompts(q_XHD, k_XKD, v_XKD, scale)
-        return self._attend_completions(layer, q_XHD, k_XKD, v_XKD, scale, self._call)
+        keys_RKTD = self._store(self._keys, layer, k_XKD, call)
+        values_RKTD = self._store(self._values, layer, v_XKD, call)
+        if call.are_all_single:
+            return self._attend_rows(layer, q_XHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
+        out_XHD = torch.empty_like(q_XHD)
+        if len(call.single_X):
+            q_RHD = q_XHD.new_zeros(len(self.numbers), *q_XHD.shape[1:])
+            q_RHD[call.single_R] = q_XHD[call.single_X]
+            out_RHD = self._attend_rows(layer, q_RHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
+            out_XHD[call.single_X] = out_RHD[call.single_R]
+        if call.chunks:
+            qkv = (q_XHD[call.chunk_Y], k_XKD[call.chunk_Y], v_XKD[call.chunk_Y])
+            out_XHD[call.chunk_Y] = self._attend_chunks(layer, *qkv, call.chunks, scale)
+        return out_XHD
 
     def drop(self, ended_R: Tensor) -> None:
         """Drop the rows that have ended; the last of the others move into their places, so that few are copied."""
@@ -161,28 +178,6 @@ class GroupCache:
         repeats = q_XHD.shape[1] // k_XKD.shape[1]
         k_XHD, v_XHD = (x.repeat_interleave(repeats, dim=1) for x in (k_XKD, v_XKD))
         return attend(q_XHD, k_XHD, v_XHD, Segments(bounds, bounds, causal=True), scale)[0]
-
-    def _attend_completions(
-        self, layer: int, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float, call: _Call
-    ) -> Tensor:
-        """Store the keys and values; attend to each completion's prompt and its tokens so far.
-
-        Rows with one token are computed together, in the shape of the cache; rows with a chunk end to end.
-        """
-        keys_RKTD = self._store(self._keys, layer, k_XKD, call)
-        values_RKTD = self._store(self._values, layer, v_XKD, call)
-        if call.are_all_single:
-            return self._attend_rows(layer, q_XHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
-        out_XHD = torch.empty_like(q_XHD)
-        if len(call.single_X):
-            q_RHD = q_XHD.new_zeros(len(self.numbers), *q_XHD.shape[1:])
-            q_RHD[call.single_R] = q_XHD[call.single_X]
-            out_RHD = self._attend_rows(layer, q_RHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
-            out_XHD[call.single_X] = out_RHD[call.single_R]
-        if call.chunks:
-            qkv = (q_XHD[call.chunk_Y], k_XKD[call.chunk_Y], v_XKD[call.chunk_Y])
-            out_XHD[call.chunk_Y] = self._attend_chunks(layer, *qkv, call.chunks, scale)
-        return out_XHD
 
     def _store(self, stored: list[Tensor], layer: int, x_XKD: Tensor, call: _Call) -> Tensor:
         """Store the keys or values of the tokens of a call; return those of all tokens so far, (R, K, T, D)."""

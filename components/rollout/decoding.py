@@ -37,9 +37,13 @@ class Decoding:
 
         `uniform_RT` has a number in [0, 1) for each token that may be sampled.
         """
-        self._trajectories = list(trajectories)
-        self._prompt_ids = [each.prompt_ids for each in trajectories]
-        ready, logits_RV = self.cache.numbers, self._read_prompts()
+        self._trajectories = trajectories
+        # Each prompt is read once for its group.
+        position_X = torch.tensor([place for prompt in self.prompts for place in range(len(prompt))])
+        logits_PV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
+        logits_RV = logits_PV.repeat_interleave(self.cache.group_size, 0)
+        prompt_ids = [each.prompt_ids for each in trajectories]
+        ready = self.cache.numbers
         # For each completion that waits for its environment, the number of calls after which it receives the answer.
         due: dict[int, int] = {}
         num_calls = 0
@@ -47,31 +51,24 @@ class Decoding:
             if ready:
                 self._sample_next(ready, logits_RV, uniform_RT)
             num_calls += 1
-            statuses = {number: self._trajectories[number].status for number in ready}
+            statuses = {number: trajectories[number].status for number in ready}
             waiting = [number for number, status in statuses.items() if status is Status.WAITING]
             due |= dict.fromkeys(waiting, num_calls + _CALLS_TO_ANSWER)
             if due and Status.SAMPLING not in statuses.values():
                 num_calls = max(num_calls, min(due.values()))  # no row has a token to read: the next answer is due now
             for number in [number for number, call in due.items() if call <= num_calls]:
                 del due[number]
-                answer = self._trajectories[number].pending_answer
+                answer = trajectories[number].pending_answer
                 assert answer is not None, "a waiting trajectory has a pending answer"
-                self._trajectories[number].receive(answer.result())
-            self._drop_done()
+                trajectories[number].receive(answer.result())
+            # A trajectory that has forked goes on in another batch, as its prompt is another.
+            ended = [not trajectories[number].goes_on(prompt_ids[number]) for number in self.cache.numbers]
+            if any(ended):
+                self.cache.drop(torch.tensor(ended, device=self.checkpoint.device))
             ready = [number for number in self.cache.numbers if number not in due]
             if ready:
-                logits_RV = self._read(ready)
-
-    def _read_prompts(self) -> Tensor:
-        """Read the prompts in one call; return the logits of the first token of each completion, (R, V)."""
-        position_X = torch.tensor([place for length in self.cache.prompt_lengths for place in range(length)])
-        logits_PV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
-        return logits_PV.repeat_interleave(self.cache.group_size, 0)
-
-    def _read(self, numbers: Sequence[int]) -> Tensor:
-        """Read all unread tokens of these completions in one call; return the logits of their next tokens, (R, V)."""
-        unread = [self._trajectories[number].ids[self.cache.num_read[number] :] for number in numbers]
-        return self._logits(unread, self.cache.begin_call(numbers, [len(ids) for ids in unread]))
+                unread = [trajectories[number].ids[self.cache.num_read[number] :] for number in ready]
+                logits_RV = self._logits(unread, self.cache.begin_call(ready, [len(ids) for ids in unread]))
 
     def _logits(self, sequences: Sequence[Sequence[int]], position_X: Tensor) -> Tensor:
         """Run the model on sequences, one after another in one row; return the logits at the last token of each."""
@@ -102,12 +99,6 @@ class Decoding:
         if self.temperature != 0:
             token_R = inverse_cdf(probability_RV, uniform_R)
         return token_R, probability_RV.gather(1, token_R[:, None]).squeeze(1).log()
-
-    def _drop_done(self) -> None:
-        """Drop the rows of trajectories that are done or have forked: after a fork, the prompt is another."""
-        done = [not self._trajectories[number].goes_on(self._prompt_ids[number]) for number in self.cache.numbers]
-        if any(done):
-            self.cache.drop(torch.tensor(done, device=self.checkpoint.device))
 
 
 def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:

@@ -68,24 +68,20 @@ def run_to_completion(
     Only prompts of equal length are read together, so that none is padded: a recurrence would read the padding.
     `uniform_RT` has a number in [0, 1) for each token that may be sampled.
     """
-    by_length: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
-    for number, trajectory in enumerate(trajectories):
-        by_length[len(trajectory.prompt_ids)][number] = trajectory
-    for _, rows in sorted(by_length.items()):
-        _run(checkpoint, list(rows.values()), temperature, uniform_RT[list(rows)])
-
-
-def _run(checkpoint: Checkpoint, rows: Sequence[Trajectory], temperature: float, uniform_RT: Tensor) -> None:
-    """Sample until each of these trajectories, whose prompts are equally long, is done or has forked."""
-    ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)
     tools, pad = checkpoint.config.tools, checkpoint.end_ids[0]
-    checkpoint.model.generate(
-        ids_RS,
-        attention_mask=torch.ones_like(ids_RS),
-        max_new_tokens=uniform_RT.shape[1] + (tools.max_environment_tokens if tools else 0),
-        do_sample=False,
-        eos_token_id=[],  # a turn that ends need not end its row
-        pad_token_id=pad,
-        logits_processor=LogitsProcessorList([_NextToken(rows, temperature, uniform_RT, pad)]),
-        stopping_criteria=StoppingCriteriaList([_Done(rows)]),
-    )
+    by_length: defaultdict[int, list[int]] = defaultdict(list)
+    for number, trajectory in enumerate(trajectories):
+        by_length[len(trajectory.prompt_ids)].append(number)
+    for _, numbers in sorted(by_length.items()):
+        rows = [trajectories[number] for number in numbers]
+        ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)
+        checkpoint.model.generate(
+            ids_RS,
+            attention_mask=torch.ones_like(ids_RS),
+            max_new_tokens=uniform_RT.shape[1] + (tools.max_environment_tokens if tools else 0),
+            do_sample=False,
+            eos_token_id=[],  # a turn that ends need not end its row
+            pad_token_id=pad,
+            logits_processor=LogitsProcessorList([_NextToken(rows, temperature, uniform_RT[numbers], pad)]),
+            stopping_criteria=StoppingCriteriaList([_Done(rows)]),
+        )

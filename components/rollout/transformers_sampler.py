@@ -51,29 +51,26 @@ class TransformersSampler:
                 use_packed_attention(self.checkpoint.model)
                 use_float32_logits(self.checkpoint.model.get_output_embeddings())
                 stack.enter_context(packed_weights(self.checkpoint.model))
-            self._run(trajectories, sampling, uniform_PGT)
+            # If a prompt fills the context, its whole group is done already.
+            prompts = {index: each.prompt_ids for (index, _), each in _still_sampling(trajectories).items()}
+            numbers = range(sampling.num_samples)
+            keys_by_prompt = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
+            self._decode(keys_by_prompt, trajectories, sampling, uniform_PGT)
+            while forked := _still_sampling(trajectories):  # each has its own prompt
+                keys_by_prompt = [(each.prompt_ids, [key]) for key, each in forked.items()]
+                self._decode(keys_by_prompt, forked, sampling, uniform_PGT)
         return [[each.completion() for each in group] for group in groups]
-
-    def _run(self, trajectories: Mapping[_Key, Trajectory], sampling: Sampling, uniform_PGT: Tensor) -> None:
-        """Sample until all trajectories are done: first by groups, then each that has forked with its own prompt."""
-        # If a prompt fills the context, its whole group is done already.
-        prompts = {index: each.prompt_ids for (index, _), each in _still_sampling(trajectories).items()}
-        numbers = range(sampling.num_samples)
-        groups = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
-        self._decode(groups, trajectories, sampling, uniform_PGT)
-        while forked := _still_sampling(trajectories):
-            self._decode([(each.prompt_ids, [key]) for key, each in forked.items()], forked, sampling, uniform_PGT)
 
     def _decode(
         self,
-        groups: Sequence[tuple[tuple[int, ...], list[_Key]]],
+        keys_by_prompt: Sequence[tuple[tuple[int, ...], list[_Key]]],
         trajectories: Mapping[_Key, Trajectory],
         sampling: Sampling,
         uniform_PGT: Tensor,
     ) -> None:
-        """Sample until each trajectory is done or has forked; `groups` has the prompts with their completions' keys."""
+        """Sample until each trajectory is done or has forked, given the keys of the trajectories of each prompt."""
         # Prompts of similar length need the least padding. A prompt after a fork is long, and counts as a group.
-        ordered = sorted(groups, key=lambda group: len(group[0]))
+        ordered = sorted(keys_by_prompt, key=lambda group: len(group[0]))
         num_groups = max(1, self.max_batch_size // sampling.num_samples)
         for start in range(0, len(ordered), num_groups):
             batch = ordered[start : start + num_groups]

@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import urllib3
@@ -142,7 +141,7 @@ def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float, sec
             if server.has_ended:
                 raise_if_out_of_memory(server.printed(), server.log, section)
                 raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
-        not_ready = [server for server in not_ready if server.health() is not Health.READY]
+        not_ready = [server for server in not_ready if server.health() != "ready"]
         now = time.monotonic()
         if not_ready and now - started > deadline_s:
             raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {not_ready[0].tail()}")
@@ -164,14 +163,8 @@ def _require_sampling(server: "ServerProcess", deadline_s: float) -> None:
         client.close()
 
 
-class Health(Enum):
-    """The result of a health check."""
-
-    READY = auto()
-    BROKEN = auto()
-    """The engine is dead, or the socket is closed."""
-    SILENT = auto()
-    """The server did not answer in time; it may be busy."""
+Health = Literal["ready", "broken", "silent"]
+"""`broken` if the engine is dead or the socket closed; `silent` without an answer in time, when it may be busy."""
 
 
 class ServerProcess:
@@ -215,8 +208,8 @@ class ServerProcess:
             status = connections(self.url).request("GET", "/health", timeout=_HEALTH_TIMEOUT_S).status
         except urllib3.exceptions.HTTPError as error:
             is_closed = isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError))
-            return Health.BROKEN if is_closed else Health.SILENT
-        return Health.READY if status == 200 else Health.BROKEN
+            return "broken" if is_closed else "silent"
+        return "ready" if status == 200 else "broken"
 
     def printed(self) -> str:
         """Return what the server has printed since its last start."""
@@ -291,12 +284,12 @@ class Supervisor:
         if self.server.has_ended:
             return "has ended"
         health, now = self.server.health(), self.clock()
-        if health is Health.READY:
+        if health == "ready":
             self._answered, self._restarts = now, 0
         elif self._answered is None:
             if now - self._started > self.start_deadline_s:
                 return f"does not answer {self.start_deadline_s:g} s after its start"
-        elif health is Health.BROKEN:
+        elif health == "broken":
             return "no longer serves requests (its engine is dead or its socket closed)"
         elif now - self._answered > self.health_deadline_s:
             return f"has not answered for {self.health_deadline_s:g} s"
