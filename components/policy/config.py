@@ -19,8 +19,8 @@ class CheckpointConfig(Config):
     keep_last: Annotated[int, Operational] = Field(2, gt=0)
     """Checkpoints that are kept; older ones are removed."""
     keep_best: bool = True
-    """Whether the result is the policy with the best validation accuracy, the earliest of several, whose checkpoint is
-    then kept as well; otherwise, and without validation, it is the policy after the last step."""
+    """Whether the result is the policy with the best validation accuracy (ties go to the earliest), whose checkpoint is
+    also kept. Otherwise, and without validation, the result is the policy after the last step."""
     grace_s: Annotated[float, Operational] = Field(600, gt=0)
     """Time to finish the step and write a checkpoint after a request to stop; after it the process exits at once."""
 
@@ -81,7 +81,7 @@ class EngineConfig(Config):
     num_processes: Annotated[int, Operational] = Field(1, gt=0)
     """Processes that train together, one per GPU."""
     deadline_s: Annotated[float, Operational] = Field(1800, gt=0)
-    """Time that a process waits for the others before the run stops and names the missing ones; it has to exceed the
+    """Time that a process waits for the others before the run stops and names the missing ones. It must exceed the
     difference between the rollout times of two processes."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Operational] = 2
     """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights. For a single

@@ -47,7 +47,7 @@ class _Recomputed:
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Make the layers of a transformers model recompute activations; the library does so only in training mode."""
+    """Make the layers of a transformers model recompute activations; by itself it does so only in training mode."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         problem = "the layers of this model cannot be recomputed; set it to false"
@@ -77,7 +77,7 @@ class Engine(Generic[_Batch, _Output]):
             recompute_layers(model)
         self.ranks = init_ranks(config)
         self.config = config
-        # A single process needs ZeRO only for bf16 weights and for offloading.
+        # For a single process, stages 1 and 2 serve only bf16 weights and offloading.
         needs_zero = config.precision == "bf16" or config.offload != "none" or config.zero_stage == 3
         self._zero_stage = config.zero_stage if needs_zero or self.ranks.world_size > 1 else 0
         self._loss, self._norm = 0.0, math.nan
@@ -94,7 +94,7 @@ class Engine(Generic[_Batch, _Output]):
         if self._zero_stage == 0:
             # Without ZeRO, DeepSpeed clips but does not report the norm, so the gradient is clipped here.
             self._optimizer.register_step_pre_hook(self._clip_gradient)
-            # With one process it would copy all gradients for an average over itself.
+            # A single process would copy all gradients to average them over itself.
             self._engine.enable_backward_allreduce = self.ranks.world_size > 1
         self._state = OptimizerState(self._engine.module, self._optimizer, self._zero_stage, self.ranks)
         if saved:

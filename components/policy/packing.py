@@ -51,7 +51,7 @@ class TokenSequence:
         return tuple(self.completion_ids[place] for place in self.sampled_places)
 
     def length_to(self, num_sampled: int) -> int:
-        """Return the completion tokens up to and including the `num_sampled`-th sampled one, from 1."""
+        """Return the number of completion tokens up to the `num_sampled`-th sampled one (from 1), which counts too."""
         return self.sampled_places[num_sampled - 1] + 1
 
     @property
@@ -67,8 +67,8 @@ class TokenSequence:
         branches, sampled_places = [], self.sampled_places
         bounds = [0, *(place for place, _ in self.forks), len(self.completion_ids)]
         prompts = [self.prompt_ids, *(prompt_ids for _, prompt_ids in self.forks)]
-        for prompt_ids, (start, bound) in zip(prompts, pairwise(bounds), strict=True):
-            sampled = [place for place in sampled_places if start <= place < bound]
+        for prompt_ids, (start, next_start) in zip(prompts, pairwise(bounds), strict=True):
+            sampled = [place for place in sampled_places if start <= place < next_start]
             if sampled:
                 stop = sampled[-1] + 1
                 environment = tuple((a - start, b - start) for a, b in self.environment if start <= a and b <= stop)
@@ -121,7 +121,7 @@ def pack_shard(
     padded: bool = False,
     whole_sequences: bool = False,
 ) -> Shard:
-    """Pack this process's shard of the sequences at `indices` (see `pack`); groups with one prompt are not divided."""
+    """Pack (see `pack`) this process's shard of the sequences at `indices`; each group is in one shard."""
     own = _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank] if ranks.world_size > 1 else indices
     batches = pack(
         sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded, whole_sequences=whole_sequences

@@ -77,7 +77,7 @@ class Ranks:
         message = torch.frombuffer(bytearray(self._signature(self.rank, content) + content), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         distributed.all_gather(sizes, torch.tensor([len(message)]))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)  # torch's all_gather takes tensors of equal size
         padded[: len(message)] = message
         received = [torch.empty_like(padded) for _ in sizes]
         distributed.all_gather(received, padded)
@@ -96,7 +96,7 @@ class Ranks:
         return pickle.loads(content)
 
     def barrier(self, what: str) -> None:
-        """Wait until every process is at `what`; RetryableError names those that are not there in time."""
+        """Wait until every process is at the point that `what` names; RetryableError names those that are late."""
         if self.world_size > 1:
             self._num_barriers += 1
             _ask_store(lambda: self._wait_at_barrier(what), what, within_s=self.deadline_s + _ANSWER_S)
@@ -108,11 +108,11 @@ class Ranks:
             self.store.set(keys[self.rank], what)
             self.store.wait(keys, timedelta(seconds=self.deadline_s))
         except RuntimeError as error:
-            missing = self._described(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])])
+            missing = self._describe(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])])
             if not missing:
                 raise RetryableError(f"the rendezvous store was lost at {what}: {_first_line(error)}") from error
             raise RetryableError(f"{missing} did not reach {what} within {self.deadline_s:g} s") from None
-        # All processes have reached this barrier, so none still waits for the keys of the one before the last.
+        # All processes have reached this barrier, so none still needs the keys of the barrier before the last one.
         if self._num_barriers > 2:
             self.store.delete_key(f"barrier/{self._num_barriers - 2}/{self.rank}")
 
@@ -122,21 +122,21 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, DistError) and "gloo" not in str(error):
+            if not isinstance(error, DistError) and "gloo" not in str(error):  # gloo raises RuntimeError itself
                 raise
-            lost = _ask_store(lambda: self._described(self._lost), "a collective", within_s=_SILENCE_S + _ANSWER_S)
+            lost = _ask_store(lambda: self._describe(self._find_lost), "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if lost:
                 raise RetryableError(f"{lost} stopped responding") from error
             raise RetryableError(f"the processes lost their connection: {_first_line(error)}") from error
 
-    def _lost(self) -> list[int]:
+    def _find_lost(self) -> list[int]:
         """Return the ranks whose heartbeat has stopped; takes `_SILENCE_S`."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         before = [self.store.add(f"beat/{rank}", 0) for rank in others]  # adding 0 reads the counter
         time.sleep(_SILENCE_S)
         return [rank for rank, beat in zip(others, before, strict=True) if self.store.add(f"beat/{rank}", 0) == beat]
 
-    def _described(self, find: Callable[[], list[int]]) -> str:
+    def _describe(self, find: Callable[[], list[int]]) -> str:
         """Return the ranks that `find` finds, such as "rank 1 (host, process 7) of 2"; empty if none."""
         descriptions = []
         with suppress(RuntimeError):  # of a store that is lost

@@ -208,10 +208,11 @@ def _random_state() -> dict[str, Any]:
 
 
 def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], columns: Sequence[str] = ()) -> None:
-    """Write the rows to steps.jsonl and curves.csv, where None is null or empty; `columns` are for no rows."""
+    """Write the rows to steps.jsonl, with null for None, and curves.csv, which has `columns` if there are no rows."""
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=dict.fromkeys(chain(*rows)) if rows else columns, lineterminator="\n")
+        names = dict.fromkeys(chain(*rows)) if rows else columns
+        writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

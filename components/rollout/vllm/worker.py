@@ -251,7 +251,7 @@ def _adapter_copies(
         layouts = (*layer.lora_a_stacked, *layer.lora_b_stacked)
         with recorder:
             if any(each is not None for each in a):
-                layer.set_lora(slot, a if packed else a[0], b if packed else b[0])
+                layer.set_lora(slot, a if packed else a[0], b if packed else b[0])  # a fused layer takes lists
     finally:
         layer.lora_a_stacked, layer.lora_b_stacked = stacked_a, stacked_b
     copies = []
