@@ -165,8 +165,7 @@ class StopTexts:
     def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.texts, self._decode = texts, decode
         self._longest = max(map(len, texts), default=0)
-        self._may_end: dict[int, bool] = {}
-        """The results of `_can_end`."""
+        self._can_end_by_token: dict[int, bool] = {}
 
     def ends(self, ids: Sequence[int], start: int = 0) -> bool:
         """Return whether the last token of `ids[start:]` completes a stop text, given that no earlier token does.
@@ -185,12 +184,12 @@ class StopTexts:
 
     def _can_end(self, token: int) -> bool:
         """Return whether a token may contain the last character of a stop text."""
-        if token not in self._may_end:
+        if token not in self._can_end_by_token:
             text = self._decode((token, token))  # twice, as some tokenizers decode the first token differently
             # A token without text, or with a part of a character, may complete any character.
             is_whole = bool(text) and "\N{REPLACEMENT CHARACTER}" not in text
-            self._may_end[token] = not is_whole or any(each[-1] in text for each in self.texts)
-        return self._may_end[token]
+            self._can_end_by_token[token] = not is_whole or any(each[-1] in text for each in self.texts)
+        return self._can_end_by_token[token]
 
     def before(self, text: str) -> str:
         """Return the part of a text before the first stop text in it."""
