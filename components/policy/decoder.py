@@ -63,9 +63,9 @@ def _is_patched(module: nn.Module) -> bool:
 
 
 def is_supported_in_training(decoder: Any) -> bool:
-    """Tell whether `Decoder` may replace the module in training: it needs all weights, on the CPU, in full precision.
+    """Tell whether `Decoder` may replace the module in training.
 
-    It does not recompute activations (`recompute_layers`).
+    It needs all weights, on the CPU, in full precision, and does not recompute activations as `recompute_layers` asks.
     """
     if not is_supported(decoder):
         return False
@@ -77,7 +77,7 @@ def is_supported_in_training(decoder: Any) -> bool:
 
 
 class Decoder:
-    """Computes the same as the transformers module, which `is_supported`: embedding, layers, and a final norm."""
+    """Computes the same as a transformers module that `is_supported`: embedding, layers, and a final norm."""
 
     def __init__(self, decoder: Any, linears: _Linears = JointLinear) -> None:
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb

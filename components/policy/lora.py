@@ -59,7 +59,7 @@ def with_named_targets(config: LoraConfig, model: PreTrainedModel) -> LoraConfig
 
 
 def _linear_layers(model: PreTrainedModel) -> dict[str, str]:
-    """Return by path, for each layer that can have adapters, the last part of its path: its name in a block."""
+    """Return the path of each layer that can have adapters, with its name in a block: the last part of the path."""
     # Not the output layer (`score` in a classifier): training reads only its weight, so an adapter would never run.
     head = getattr(model, "score", None) or model.get_output_embeddings()
     paths = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]

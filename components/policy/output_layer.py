@@ -56,7 +56,7 @@ class TeacherTerm:
 class TokenHead(nn.Module):
     """The output layer of a model, followed by log-softmax, of which only the values of the target tokens are kept.
 
-    The weight of the layer is a parameter of this module too: so ZeRO 3 gathers it when this module runs.
+    The weight of the layer is a parameter of this module too, so that ZeRO 3 gathers it when this module runs.
     """
 
     def __init__(self, output_layer: nn.Linear, *, temperature: float, with_entropy: bool = True) -> None:
