@@ -169,7 +169,7 @@ def _add_gradients(
         token_loss = partial(_loss, config, batch, weights_B, experience, metrics, is_first=is_first)
         term = None
         if teacher and config.teacher:
-            term = TeacherTerm(teacher, config.teacher.coefficient * weights_B[batch.sequence_N])
+            term = TeacherTerm(teacher.logits_of(batch), config.teacher.coefficient * weights_B[batch.sequence_N])
         policy.learn(batch, token_loss, is_sum=loss_is_sum(config), term=term)
         if term and term.kl_N is not None:
             metrics.add_teacher_kl(term.kl_N)

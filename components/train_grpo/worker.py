@@ -154,8 +154,8 @@ def build_trainer(
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
     policy = Policy(model, config.engine, saved.policy if saved else None)
-    for line in checkpoint.cost_of_padding() if policy.ranks.is_main else ():
-        say(_STAGE, line)
+    if checkpoint.is_padded and policy.ranks.is_main:
+        say(_STAGE, checkpoint.cost_of_padding())
     if config.loss.kl.coefficient > 0 and placement == "adapters":
         reference = AdapterReference(policy, checkpoint.model)
     sampler.attach(policy, checkpoint.examples(problems[:_NUM_PROBES]))
