@@ -34,11 +34,11 @@ class OpenEnv:
     ) -> None:
         """Connect to the server at `url`, such as `http://127.0.0.1:8000`.
 
-        `action_field` is the field of an action for the text of a turn; None where the model calls functions: the
-        arguments of a call are then the action, and a turn without a call is the last one. `observation_field` is the
-        field of an observation that the model reads; None for the only field with text, or for all fields in JSON if
-        there is not exactly one. `action` and `reset` are more fields for every action, and for the request that begins
-        a session.
+        `action_field` is the field of an action that takes the text of a turn. None means that the model calls
+        functions: the arguments of a call are the action, and a turn without a call is the last one.
+        `observation_field` is the field of an observation that the model reads. None means the only field with text,
+        or all fields as JSON if several fields or none have text. The fields in `action` are added to every action,
+        those in `reset` to the request that begins a session.
         """
         from websockets.sync.client import connect
 
@@ -70,8 +70,9 @@ class OpenEnv:
         return self._act(calls[0].arguments)
 
     def _act(self, fields: Mapping[str, Any]) -> Observation:
+        """Send an action with these fields; return the server's observation, or why it refuses the action."""
         result = self._request("step", {**fields, **self._fixed_fields})
-        if "errors" in result:  # the server's validation of the action
+        if "errors" in result:  # the server has validated the action
             errors = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in result["errors"]]
             return Observation(f"Error: {'; '.join(errors)}")
         rewards = {} if result["reward"] is None else {"openenv": float(result["reward"])}
@@ -82,7 +83,7 @@ class OpenEnv:
         self._socket.close()
 
     def _request(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of the server's reply; RuntimeError for an error other than an invalid action."""
+        """Send a request; return the data of the reply. RuntimeError for any error other than an invalid action."""
         self._socket.send(json.dumps({"type": kind, "data": data}))
         reply = json.loads(self._socket.recv())
         answer: dict[str, Any] = reply["data"]
@@ -92,6 +93,7 @@ class OpenEnv:
         return answer
 
     def _text(self, observation: Mapping[str, Any]) -> str:
+        """Return the part of a server's observation that the model reads."""
         if self._observation_field is not None:
             value = observation[self._observation_field]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
