@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from components.environments.environment import Observation
@@ -43,7 +44,8 @@ class OpenEnv:
         from websockets.sync.client import connect
 
         address = re.sub(r"^http", "ws", url).rstrip("/") + "/ws"
-        self._socket = connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None)
+        self._connection = ExitStack()
+        self._socket = self._connection.enter_context(connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None))
         self._action_field, self._observation_field = action_field, observation_field
         self._fixed_fields, self._reset = dict(action or {}), dict(reset or {})
 
@@ -80,7 +82,7 @@ class OpenEnv:
 
     def close(self) -> None:
         """End the session."""
-        self._socket.close()
+        self._connection.close()
 
     def _request(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """Send a request; return the data of the reply. RuntimeError for any error other than an invalid action."""

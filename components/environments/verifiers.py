@@ -40,7 +40,7 @@ class Verifiers:
         self._advance()
 
     def step(self, text: str) -> Observation:
-        """Give `text` to the agent as its model's answer; return the next messages, or at the end the rewards by name."""
+        """Give `text` to the agent as its model's answer; return the next messages, or at the end the rewards."""
         self._harness.answer.set_result(text)
         if self._advance():
             rewards = {name: each.value for name, each in self._harness.trace.rewards.items() if each is not None}

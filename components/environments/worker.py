@@ -27,7 +27,7 @@ BUILT_IN = {
 """Classes whose argument is the config; they are imported when they are used. If a class has a method `prepare`, it is
 called with the config before workers are forked."""
 TRIAL = "trial"
-"""Request without a session: create one environment. The reply is None, or [error, whether only this machine has it]."""
+"""Request without a session: create an environment. The reply is None, or [error, whether only this machine has it]."""
 _MAX_CHARACTERS = 65_536
 _MAX_SHOWN_CHARACTERS = 300
 _MAX_REWARDS, _MAX_NAME_CHARACTERS = 50, 100
@@ -69,7 +69,7 @@ class EnvironmentService(Service):
         return environment
 
     def answer(self, state: Environment | None, request: Any) -> Any:
-        """Return the observation that follows a turn, [text, done, rewards]; without an environment, reply to `TRIAL`."""
+        """Return the observation after a turn, [text, done, rewards]; without an environment, the reply to `TRIAL`."""
         if state is None:
             error = self._import_error or self._trial_error()
             return None if error is None else [str(error), isinstance(error, UnavailableHereError)]
