@@ -333,7 +333,7 @@ class Snapshot:
         return _Bundle(tag, files, expected, faults)
 
     def _files(self, version: Version) -> tuple[dict[str, bytes], dict[str, str]]:
-        """Return the contents of a version's files in git, and a line for each one that git cannot read, both by path."""
+        """Return the contents of a version's files in git, and a line for each that git cannot read, both by path."""
         try:
             listed = self.repository.git("ls-tree", "-r", "-z", version.commit)
         except PipelineError as error:
