@@ -1,4 +1,4 @@
-"""Checks of register before a run: can the registry, the storage and the catalogue be used, and has anything changed?
+"""Checks before a run: can the registry, the storage and the catalogue be used, and has anything changed?
 
 Functions `unusable_*` yield a line for each problem, or raise PipelineError.
 """
@@ -59,16 +59,17 @@ def list_storage(config: RegisterConfig) -> list[str]:
     """Check that the storage can be listed, at the S3 server that registry, config or environment name."""
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        dvc_config = None
+        registry_config = None
         if is_url(config.registry):
             # A registry that does not answer is reported by the check of the registry itself.
             with suppress(PipelineError), read_registry(config.registry) as snapshot:
-                dvc_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
-        check_storage(dvc_config or new_config(str(config.storage), config.storage_endpoint))
+                registry_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+        check_storage(registry_config or new_config(str(config.storage), config.storage_endpoint))
     return []
 
 
 def _not_shared(key: str, location: str, mount: str) -> Iterator[str]:
+    """Yield a line if a location is a folder outside the shared volume at `mount`."""
     if not is_url(location) and not location.startswith(f"{mount}/"):
         yield (
             f"{key}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
@@ -84,7 +85,7 @@ def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
 
 
 def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
-    """Return the tag of the newest version, empty without one, `changes_since` it, and `incomplete_steps` of it."""
+    """Return the tag of a model's newest version (empty without one), `changes_since` it, and `incomplete_steps`."""
     with read_registry(config.registry) as snapshot:
         versions = snapshot.versions(config.name)
         if not versions:
@@ -95,7 +96,7 @@ def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) 
 
 
 def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return the config keys (or "the code") that differ from a version's lineage; empty if a run would reproduce it.
+    """Return what has changed since a version: "the code", and config keys; empty if a run would reproduce the version.
 
     `configs` are the sections of the stages that make a policy; a data repository in them is at a commit.
     """

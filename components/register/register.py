@@ -88,9 +88,9 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **fold
         entries = _entries(registry, catalogue, registered)
         statuses = statuses_of(registry.snapshot, config.name)
         addresses = {"storage": registry.storage_url(), "served": entries[-1].uri if entries else ""}
-    # The storage comes from the registry's own config, where a URL may have a password.
-    shown = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
-    jsonl.write_json(registration / ADDRESSES_FILE, shown)
+    # Leave out folders, and a URL of the registry's config that has a password.
+    public = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
+    jsonl.write_json(registration / ADDRESSES_FILE, public)
     jsonl.write_json(registration / VERSION_FILE, version)
     if registered.pull_request:
         (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
@@ -102,12 +102,12 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **fold
             f"branch {_branch(version)}, and registered once somebody has merged it and pushed the tag, as "
             f"{_PULL_REQUEST} says"
         )
-    is_new = registered.is_new
-    say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
+    done = "registered" if registered.is_new else "is already registered"
+    say("register", f"{version['tag']} {done} in {config.registry}")
     if catalogue:
         _announce(catalogue, entries)
         catalogue.update(config.name, statuses)
-    return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
+    return {"registered": float(registered.is_new), "gate_passed": float(verdict["passed"])}
 
 
 STAGE = Stage(
@@ -121,13 +121,16 @@ STAGE = Stage(
 
 
 def _enforce_gate(verdict: Mapping[str, Any]) -> None:
-    if not verdict["passed"] and verdict["enforced"]:
+    """Raise GateMissedError if the policy missed a gate that is enforced."""
+    if verdict["passed"]:
+        return
+    if verdict["enforced"]:
         raise GateMissedError(f"the policy missed the gate and was not registered: {'; '.join(verdict['reasons'])}")
-    if not verdict["passed"]:
-        say("register", "the policy missed the gate, which is not enforced")
+    say("register", "the policy missed the gate, which is not enforced")
 
 
 def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
+    """Return the version that has the weights of the policy already; None if there is none."""
     version = registry.snapshot.find(config.name, digests["policy"])
     return Registered(version, is_new=False) if version else None
 
@@ -140,7 +143,7 @@ def _register(
     digests: Mapping[str, str],
     results: Mapping[str, Any],
 ) -> Registered:
-    """Register the policy as the next version, by a pull request if its push is refused.
+    """Register the policy as the next version and return it; if its push is refused, propose it by a pull request.
 
     If others register the same weights in the meantime, their version is returned.
     """
@@ -149,12 +152,12 @@ def _register(
         require_stored(name, folder, stored.digests, digests[name])
     files: dict[str, str | Path] = {file.name: file for file in sorted(report.iterdir()) if file.is_file()}
     made_by = lineage.read(folders["policy"])
-    revision = (made_by and made_by.revision()) or Revision()
+    pipeline_commit = (made_by and made_by.revision()) or Revision()
     for _ in range(_ATTEMPTS):
         version = _next_version(config, registry.snapshot, digests["policy"])
         files[CARD] = model_card(version, results, config.licence)
-        message = f"Register {version['tag']}\n\nPolicy-Digest: {digests['policy']}\nPipeline-Commit: {revision}"
-        version = registry.commit(version, files, stored, message)
+        trailers = f"Policy-Digest: {digests['policy']}\nPipeline-Commit: {pipeline_commit}"
+        version = registry.commit(version, files, stored, f"Register {version['tag']}\n\n{trailers}")
         alias, alias_message = candidate(registry.snapshot, config.name, version["tag"], _reason(results["verdict"]))
         tag_message = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
         tags = {version["tag"]: tag_message, alias: alias_message}
@@ -165,8 +168,8 @@ def _register(
             is_tag_pushed = registry.propose(_branch(version), list(tags))
             if is_tag_pushed is None:
                 raise
-            text = _pull_request(version, str(refused), tags, is_tag_pushed)
-            return Registered(version, True, text, is_tag_pushed)
+            pull_request = _pull_request(version, str(refused), tags, is_tag_pushed)
+            return Registered(version, is_new=True, pull_request=pull_request, has_tag=is_tag_pushed)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
         if known := _find(config, registry, digests):
@@ -175,7 +178,10 @@ def _register(
 
 
 def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
-    """Serve and return what to announce: versions that earlier runs failed to announce, and this one at the end."""
+    """Serve the weights of versions, and return their entries to announce: those that earlier runs missed, then this.
+
+    Empty without a catalogue, or if the version is only proposed.
+    """
     if catalogue is None or not registered.has_tag:
         return []
     snapshot, version = registry.snapshot, registered.version
@@ -194,11 +200,12 @@ def _entries(registry: Registry, catalogue: Catalogue | None, registered: Regist
 
 def _announce(catalogue: Catalogue, entries: Sequence[Entry]) -> None:
     for entry in entries:
-        announced = "announced" if catalogue.announce(entry) else "is already known"
-        say("register", f"{entry.name}@{entry.version} {announced} to {catalogue.address}")
+        done = "announced" if catalogue.announce(entry) else "is already known"
+        say("register", f"{entry.name}@{entry.version} {done} to {catalogue.address}")
 
 
 def _branch(version: Mapping[str, Any]) -> str:
+    """Return the branch on which a version is proposed."""
     return f"register/{version['tag']}"
 
 
@@ -241,7 +248,7 @@ def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str
 
 
 def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-    """Make a version the candidate unless it has been: its registration may have been killed between its two tags."""
+    """Make a version the candidate if it has never been: its registration may have been killed before that."""
     commit = registry.snapshot.version(version["tag"]).commit
     if all(each.commit != commit for each in registry.snapshot.assignments(version["name"], CANDIDATE)):
         tag, message = candidate(registry.snapshot, version["name"], version["tag"], _reason(verdict))
@@ -249,5 +256,6 @@ def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: M
 
 
 def _reason(verdict: Mapping[str, Any]) -> str:
+    """Return why a version was registered, for the message of its tag."""
     missed = "; ".join(verdict["reasons"])
     return f"missed the gate, which is not enforced: {missed}" if missed else "passed the gate"

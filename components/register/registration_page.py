@@ -47,6 +47,7 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
 
 
 def _origin(material: lineage.Material) -> str:
+    """Return where a material is from, or its digest."""
     if material.repository and material.commit:
         return f"{material.repository} at {material.commit}"
     return f"SHA-256 {material.sha256}" if material.sha256 else "unknown"
