@@ -90,7 +90,7 @@ def change_alias(
     """
     change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
     with open_repository(location) as registry:
-        is_next = next_count(registry.snapshot, version.name, alias) == count
+        is_next = next_count(registry, version.name, alias) == count
         tag, message = _tag(version.name, change)
         if not (is_next and registry.publish({tag: message}, version.commit)):
             with read_registry(location) as snapshot:

@@ -284,7 +284,7 @@ class _Publisher:
         """The registry's folder or URL, and its DVC config; a new registry is created."""
         options = self._options
         with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
-            return registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
+            return registry.origin, (registry.repository.folder / CONFIG).read_text(encoding="utf-8")
 
     def _add(self, branch: _Branch, export: Export) -> None:
         """Store a checkpoint and commit it; remove the checkpoints that are not kept any longer."""

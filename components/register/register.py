@@ -84,9 +84,9 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **fold
         version = registered.version
         _ensure_candidate(registry, version, verdict)
         for name in (CARD, DIGESTS_FILE):
-            (registration / name).write_text(registry.snapshot.read(version["tag"], name), encoding="utf-8")
+            (registration / name).write_text(registry.read(version["tag"], name), encoding="utf-8")
         entries = _entries(registry, catalogue, registered)
-        statuses = statuses_of(registry.snapshot, config.name)
+        statuses = statuses_of(registry, config.name)
         addresses = {"storage": registry.storage_url(), "served": entries[-1].uri if entries else ""}
     # Leave out folders, and a URL of the registry's config that has a password.
     public = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
@@ -131,7 +131,7 @@ def _enforce_gate(verdict: Mapping[str, Any]) -> None:
 
 def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
     """Return the version that has the weights of the policy already; None if there is none."""
-    version = registry.snapshot.find(config.name, digests["policy"])
+    version = registry.find(config.name, digests["policy"])
     return Registered(version, is_new=False) if version else None
 
 
@@ -154,11 +154,11 @@ def _register(
     made_by = lineage.read(folders["policy"])
     pipeline_commit = (made_by and made_by.revision()) or Revision()
     for _ in range(_ATTEMPTS):
-        version = _next_version(config, registry.snapshot, digests["policy"])
+        version = _next_version(config, registry, digests["policy"])
         files[CARD] = model_card(version, results, config.licence)
         trailers = f"Policy-Digest: {digests['policy']}\nPipeline-Commit: {pipeline_commit}"
         version = registry.commit(version, files, stored, f"Register {version['tag']}\n\n{trailers}")
-        alias, alias_message = candidate(registry.snapshot, config.name, version["tag"], _reason(results["verdict"]))
+        alias, alias_message = candidate(registry, config.name, version["tag"], _reason(results["verdict"]))
         tag_message = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
         tags = {version["tag"]: tag_message, alias: alias_message}
         try:
@@ -184,18 +184,18 @@ def _entries(registry: Registry, catalogue: Catalogue | None, registered: Regist
     """
     if catalogue is None or not registered.has_tag:
         return []
-    snapshot, version = registry.snapshot, registered.version
-    earlier = [each for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]]
+    version = registered.version
+    earlier = [each for each in unannounced(registry, version["name"], catalogue) if each.tag != version["tag"]]
     entries = []
-    for each, registration in zip(earlier, snapshot.registrations(earlier), strict=True):
+    for each, registration in zip(earlier, registry.registrations(earlier), strict=True):
         try:
-            entry = entry_of(snapshot, registration, registry.serve(registration))
+            entry = entry_of(registry, registration, registry.serve(registration))
             entries.append(replace(entry, source={}))  # the id of the run that registered it is unknown
         except RetryableError:
             raise
         except (PipelineError, KeyError) as error:  # it has an older format, or has lost its weights
             say("register", f"warning: {each.tag} is still not announced: {error}")
-    return [*entries, entry_of(snapshot, version, registry.serve(version))]
+    return [*entries, entry_of(registry, version, registry.serve(version))]
 
 
 def _announce(catalogue: Catalogue, entries: Sequence[Entry]) -> None:
@@ -249,9 +249,9 @@ def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str
 
 def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
     """Make a version the candidate if it has never been: its registration may have been killed before that."""
-    commit = registry.snapshot.version(version["tag"]).commit
-    if all(each.commit != commit for each in registry.snapshot.assignments(version["name"], CANDIDATE)):
-        tag, message = candidate(registry.snapshot, version["name"], version["tag"], _reason(verdict))
+    commit = registry.version(version["tag"]).commit
+    if all(each.commit != commit for each in registry.assignments(version["name"], CANDIDATE)):
+        tag, message = candidate(registry, version["name"], version["tag"], _reason(verdict))
         registry.publish({tag: message}, commit)
 
 

@@ -72,31 +72,22 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Registry:
+class Registry(Snapshot):
     """A clone of the registry in which the next version is prepared."""
 
-    location: str
-    clone: Workspace
-    origin: str
-    """Source of the clone: a URL, or the absolute path of a folder."""
-    storage: str | None
+    storage: str | None = None
     """The configured storage; None for that in the registry's config."""
     endpoint: str | None = None
     """The configured address of the storage's S3 server; None for that in the registry's config."""
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The registry as it was last read."""
-        return Snapshot(self.location, self.clone, self.origin)
-
     def storage_url(self) -> str:
         """Return the storage of the versions' folders: a URL, or an absolute path on this machine."""
-        return storage_url((self.clone.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
+        return storage_url((self.repository.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
 
     def store(self, folders: Mapping[str, Path]) -> Stored:
         """Copy the folders of a version into the storage; PipelineError unless it returns what was written."""
         with error_prefix(f"{self.storage_url()}: cannot store the version there"):
-            stored = self.clone.dvc_json("store", {name: str(folder.resolve()) for name, folder in folders.items()})
+            stored = self.repository.dvc_json("store", {name: str(path.resolve()) for name, path in folders.items()})
         if stored["faults"]:
             fault = next(iter(stored["faults"]))
             raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
@@ -109,13 +100,14 @@ class Registry:
         """
         folder = f"serve/{version['name']}/{version['version']}"
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
-            self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
+            self.repository.dvc("unpack", md5_in(self.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
 
     def commit(
         self, version: Mapping[str, Any], files: Mapping[str, str | Path], stored: Stored, message: str
     ) -> dict[str, Any]:
         """Commit a version and its files (texts, or files to copy) in the clone; return its complete version.json."""
+        folder, git = self.repository.folder, self.repository.git
         artifact = {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}
         contents = {
             "dvc.yaml": yaml.safe_dump({"artifacts": {version["name"]: artifact}}),
@@ -123,31 +115,31 @@ class Registry:
             **{f"{name}.dvc": pointer for name, pointer in stored.pointers.items()},
             **files,
         }
-        if not (self.clone.folder / "README.md").exists():  # otherwise it may have been edited
+        if not (folder / "README.md").exists():  # otherwise it may have been edited
             contents["README.md"] = _README
-        for pointer in self.clone.folder.glob("?*.dvc"):  # the previous version may have had other folders
+        for pointer in folder.glob("?*.dvc"):  # the previous version may have had other folders
             pointer.unlink()
         for path, content in contents.items():
-            target = self.clone.folder / path
+            target = folder / path
             if isinstance(content, Path):
                 shutil.copyfile(content, target)
             else:
                 target.write_text(content, encoding="utf-8")
-        self.clone.git("add", "--all")
-        in_git = set(self.clone.git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
-        digests = {**{path: lineage.file_digest(self.clone.folder / path) for path in in_git}, **stored.digests}
+        git("add", "--all")
+        in_git = set(git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
+        digests = {**{path: lineage.file_digest(folder / path) for path in in_git}, **stored.digests}
         digests_text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
         complete = {**version, "bundle_digest": hashlib.sha256(digests_text.encode()).hexdigest()}
-        version_file = self.clone.folder / VERSION_FILE
+        version_file = folder / VERSION_FILE
         previous = json.loads(version_file.read_text("utf-8")) if version_file.is_file() else {}
         if all(previous.get(key) == complete[key] for key in ("tag", "bundle_digest")):
             # A push was killed between the commit and its tag: the commit of this version is there already.
-            self.clone.git("reset", "--quiet", "--hard")
+            git("reset", "--quiet", "--hard")
             return previous
-        (self.clone.folder / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
+        (folder / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
         version_file.write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
-        self.clone.git("add", "--all")
-        self.clone.git("commit", "--quiet", "--message", message)
+        git("add", "--all")
+        git("commit", "--quiet", "--message", message)
         return complete
 
     def publish(self, tags: Mapping[str, str], commit: str | None = None) -> bool:
@@ -156,15 +148,16 @@ class Registry:
         Without a `commit` they are on the clone's newest one, which is pushed with them. Returns False if the registry
         has changed since it was read; RefusedError if it does not accept the clone's commit (see `propose`).
         """
+        git = self.repository.git
         for tag, message in tags.items():
-            self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
+            git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
         branch = None if commit else f"refs/heads/{self._branch}"
         tag_refs = [f"refs/tags/{tag}" for tag in tags]
         refs = [f"HEAD:{branch}", *tag_refs] if branch else tag_refs
         pauses = iter(_PUSH_PAUSES_S)
         while True:
             try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", *refs)
+                git("push", "--quiet", "--atomic", "origin", *refs)
                 return True
             except PipelineError as error:
                 if self._has_changed(tag_refs, branch):
@@ -186,32 +179,32 @@ class Registry:
         Returns whether the tags were accepted, which registers the version; None if the server refuses the branch, or
         has it already with other weights.
         """
-        ref = f"refs/heads/{branch}"
+        git, ref = self.repository.git, f"refs/heads/{branch}"
         for tag_refs in ([f"refs/tags/{tag}" for tag in tags], []):  # in the second attempt the branch alone
             try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *tag_refs)
+                git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *tag_refs)
                 return bool(tag_refs)
             except RetryableError:
                 raise
             except PipelineError:
                 continue
-        if self.clone.try_git("fetch", "--quiet", "origin", ref) is None:
+        if self.repository.try_git("fetch", "--quiet", "origin", ref) is None:
             return None
         # An earlier run may have proposed the same weights.
-        ours, theirs = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
+        ours, theirs = (json.loads(git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
         return False if ours["policy_digest"] == theirs["policy_digest"] else None
 
     def catch_up(self) -> None:
         """Reset the clone to the current state of the registry; drop the commit and tags that were not pushed."""
         refs = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
-        self.clone.git("fetch", "--quiet", "--prune", "origin", *refs)
+        self.repository.git("fetch", "--quiet", "--prune", "origin", *refs)
         if self._base_commit() is not None:
-            self.clone.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
+            self.repository.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
         self.configure()
 
     def configure(self) -> None:
         """Write DVC's config into the clone if it is missing, and check the storage."""
-        file = self.clone.folder / CONFIG
+        file = self.repository.folder / CONFIG
         configured = self.storage
         if configured is not None and not is_url(configured):
             configured = str(Path(configured).resolve())
@@ -232,11 +225,11 @@ class Registry:
                 raise PipelineError(f"register.{key}: {versions}, not in {wanted}")
         if not is_url(url):
             self._ensure_storage_folder(Path(url))
-        write_dvc_config(self.clone.folder, config, url)
+        write_dvc_config(self.repository.folder, config, url)
 
     def _ensure_storage_folder(self, folder: Path) -> None:
         """Create the storage's folder; PipelineError if versions were lost with it, or if it is not writable."""
-        if not folder.is_dir() and self.clone.git("tag", "--list"):
+        if not folder.is_dir() and self.repository.git("tag", "--list"):
             raise PipelineError(
                 f"{folder}: the storage with the weights of the registered versions is missing; restore it"
             )
@@ -246,16 +239,16 @@ class Registry:
 
     @property
     def _branch(self) -> str:
-        return self.clone.git("symbolic-ref", "--short", "HEAD").strip()
+        return self.repository.git("symbolic-ref", "--short", "HEAD").strip()
 
     def _base_commit(self) -> str | None:
         """Return the newest commit of the registry when it was last read; None if the registry was empty."""
-        commit = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
+        commit = self.repository.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
         return commit and commit.strip()
 
     def _has_changed(self, tag_refs: Sequence[str], branch: str | None) -> bool:
         """Return whether somebody else has pushed one of the tags, or to the branch, since the registry was read."""
-        listed = self.clone.git("ls-remote", "origin", *tag_refs, *filter(None, [branch])).splitlines()
+        listed = self.repository.git("ls-remote", "origin", *tag_refs, *filter(None, [branch])).splitlines()
         commits = {ref: commit for commit, ref in (line.split("\t") for line in listed)}
         if any(ref in commits for ref in tag_refs):
             return True
@@ -355,4 +348,4 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
 def _clone(location: str, origin: str, workspace: Workspace) -> Registry:
     clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.locks)
     workspace.git("clone", "--quiet", "--no-local", "--", origin, str(clone.folder))
-    return Registry(location, clone, origin, None)
+    return Registry(location, clone, origin)

@@ -57,15 +57,15 @@ def _record(registry: Registry, use: Mapping[str, Any]) -> None:
     """
     path = f"{use['test_set']}/{use['policy_digest']}.json"
     for attempt in range(_ATTEMPTS):
-        base = _newest(registry.clone)
-        if base and registry.clone.try_git("cat-file", "-e", f"{base}:{path}") is not None:
+        base = _newest(registry.repository)
+        if base and registry.repository.try_git("cat-file", "-e", f"{base}:{path}") is not None:
             return
-        commit = _commit(registry.clone, base, path, json.dumps(use, indent=2) + "\n")
+        commit = _commit(registry.repository, base, path, json.dumps(use, indent=2) + "\n")
         try:
-            registry.clone.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
+            registry.repository.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
         except PipelineError as error:
-            registry.clone.git("fetch", "--quiet", "origin")
-            if _newest(registry.clone) == base:  # nobody else has pushed: the registry refuses the branch
+            registry.repository.git("fetch", "--quiet", "origin")
+            if _newest(registry.repository) == base:  # nobody else has pushed: the registry refuses the branch
                 raise type(error)(f"{registry.location}: does not accept the branch `{BRANCH}`: {error}") from None
             time.sleep(_PAUSE_S * attempt)
         else:
