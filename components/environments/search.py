@@ -97,8 +97,14 @@ class Index:
 @cache
 def read_index(file: str) -> Index:
     """Return the index of a file of JSON lines; PipelineError if it has no document or a line is not a document."""
+    documents = []
     try:
-        documents = [_document(row, f"{file}:{number}") for number, row in jsonl.read_rows(Path(file))]
+        for number, row in jsonl.read_rows(Path(file)):
+            title, text = row.get("title"), row.get("text")
+            if not isinstance(title, str) or not isinstance(text, str):
+                keys = ", ".join(row) or "none"
+                raise PipelineError(f"{file}:{number}: a document has the texts `title` and `text`; this has {keys}")
+            documents.append(Document(title, text))
     except PipelineError as error:
         raise PipelineError(f"{_KEY}: {error}") from None
     except OSError as error:
@@ -106,16 +112,6 @@ def read_index(file: str) -> Index:
     if not documents:
         raise PipelineError(f"{_KEY}: {file}: holds no document")
     return Index(documents)
-
-
-def _document(row: dict[str, object], where: str) -> Document:
-    """Return the document in a row of the file; PipelineError, beginning with `where`, if the row is not a document."""
-    title, text = row.get("title"), row.get("text")
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise PipelineError(
-            f"{where}: a document has the texts `title` and `text`; this has {', '.join(row) or 'none'}"
-        )
-    return Document(title, text)
 
 
 def _words(text: str) -> list[str]:

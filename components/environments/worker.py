@@ -50,10 +50,17 @@ class EnvironmentService(Service):
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Import the environment; if that fails, the reply to `TRIAL` says why."""
-        self._tools = ToolsConfig.model_validate(config)
+        self._tools = tools = ToolsConfig.model_validate(config)
+        self._create: Callable[[], Environment]
         self._import_error: PipelineError | None = None
         try:
-            self._create = _constructor(self._tools)
+            if is_own(tools.environment):
+                self._create = partial(_own_class(tools), **tools.arguments)
+            else:
+                built_in = _attribute(BUILT_IN[tools.environment])
+                if hasattr(built_in, "prepare"):
+                    built_in.prepare(tools)
+                self._create = partial(built_in, tools)
         except PipelineError as error:
             self._import_error = error
 
@@ -113,16 +120,6 @@ class EnvironmentService(Service):
             kind = UnavailableHereError if isinstance(error, ImportError | OSError) else PipelineError
             return kind(f"{KEY}.arguments: {self._tools.environment} cannot be made with them: {self.described(error)}")
         return None
-
-
-def _constructor(tools: ToolsConfig) -> Callable[[], Environment]:
-    """Return a function that creates an environment; PipelineError if a user's class cannot be imported and called."""
-    if is_own(tools.environment):
-        return partial(_own_class(tools), **tools.arguments)
-    built_in = _attribute(BUILT_IN[tools.environment])
-    if hasattr(built_in, "prepare"):
-        built_in.prepare(tools)  # before workers are forked
-    return partial(built_in, tools)
 
 
 def _attribute(name: str) -> Any:

@@ -53,8 +53,8 @@ class CalculatorProblems(BuiltIn):
             seen: set[tuple[CalculatorFamily, Numbers]] = set()
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
-                draws = (_draw(rng, family, split) for _ in range(MAX_DRAWS))
-                numbers = self._first((each for each in draws if each and (family, each) not in seen), split, index)
+                draws = filter(None, (_draw(rng, family, split) for _ in range(MAX_DRAWS)))
+                numbers = self._first((each for each in draws if (family, each) not in seen), split, index)
                 seen.add((family, numbers))
                 calls = _calls(family, numbers)
                 _, answer = calls[-1]

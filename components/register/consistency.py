@@ -27,7 +27,13 @@ def check_consistency(report: Path, results: Mapping[str, Any], folders: Mapping
         if evaluation is None or (reporting.stage, evaluation.stage) != ("report", "evaluate"):
             raise PipelineError(f"{report}/lineage.json: not of a report on an evaluation; {_RERUN}")
         inputs = {**evaluation.inputs, **reporting.inputs}
-        _check_reference(report, made_by, inputs["policy"], inputs["reference"])
+        training, sft = made_by.maker(inputs["policy"]), inputs["reference"]
+        started_from = training.inputs.get("reference", sft) if training else sft
+        if started_from.digest != sft.digest:
+            raise PipelineError(
+                f"{report}: compares the policy with the model {sft.digest[:12]}, but GRPO started from "
+                f"{started_from.digest[:12]}; evaluate that one as sft, and {_RERUN}"
+            )
         for name, folder in folders.items():
             _check_artifact(report, made_by, name, inputs[name], folder, digests[name])
         inconsistency = next(_inconsistencies(results, reporting.config["gate"], digests), None)
@@ -43,17 +49,6 @@ def require_stored(name: str, folder: str, stored: Mapping[str, str], digest: st
     files = {path.removeprefix(f"{folder}/"): each for path, each in stored.items() if path.startswith(f"{folder}/")}
     if lineage.folder_digest(files) != digest:
         raise PipelineError(f"register: the input `{name}` has changed while it was stored; run the stage again")
-
-
-def _check_reference(report: Path, made_by: Lineage, policy: Input, sft: Input) -> None:
-    """Raise PipelineError unless the model that the report calls SFT is the one that GRPO started from."""
-    training = made_by.maker(policy)
-    started_from = training.inputs.get("reference", sft) if training else sft
-    if started_from.digest != sft.digest:
-        raise PipelineError(
-            f"{report}: compares the policy with the model {sft.digest[:12]}, but GRPO started from "
-            f"{started_from.digest[:12]}; evaluate that one as sft, and {_RERUN}"
-        )
 
 
 def _check_artifact(report: Path, made_by: Lineage, name: str, reported: Input, folder: Path, digest: str) -> None:

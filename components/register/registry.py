@@ -151,9 +151,9 @@ class Registry(Snapshot):
         git = self.repository.git
         for tag, message in tags.items():
             git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
-        branch = None if commit else f"refs/heads/{self._branch}"
+        branch = None if commit else self._branch
         tag_refs = [f"refs/tags/{tag}" for tag in tags]
-        refs = [f"HEAD:{branch}", *tag_refs] if branch else tag_refs
+        refs = [f"HEAD:refs/heads/{branch}", *tag_refs] if branch else tag_refs
         pauses = iter(_PUSH_PAUSES_S)
         while True:
             try:
@@ -198,7 +198,7 @@ class Registry(Snapshot):
         """Reset the clone to the current state of the registry; drop the commit and tags that were not pushed."""
         refs = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
         self.repository.git("fetch", "--quiet", "--prune", "origin", *refs)
-        if self._base_commit() is not None:
+        if self.newest_commit(self._branch) is not None:
             self.repository.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
         self.configure()
 
@@ -241,18 +241,19 @@ class Registry(Snapshot):
     def _branch(self) -> str:
         return self.repository.git("symbolic-ref", "--short", "HEAD").strip()
 
-    def _base_commit(self) -> str | None:
-        """Return the newest commit of the registry when it was last read; None if the registry was empty."""
-        commit = self.repository.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
+    def newest_commit(self, branch: str) -> str | None:
+        """Return the newest commit of a branch when the registry was last read; None if there was no such branch."""
+        commit = self.repository.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{branch}")
         return commit and commit.strip()
 
     def _has_changed(self, tag_refs: Sequence[str], branch: str | None) -> bool:
         """Return whether somebody else has pushed one of the tags, or to the branch, since the registry was read."""
-        listed = self.repository.git("ls-remote", "origin", *tag_refs, *filter(None, [branch])).splitlines()
+        branch_ref = f"refs/heads/{branch or self._branch}"
+        listed = self.repository.git("ls-remote", "origin", *tag_refs, branch_ref).splitlines()
         commits = {ref: commit for commit, ref in (line.split("\t") for line in listed)}
         if any(ref in commits for ref in tag_refs):
             return True
-        return branch is not None and commits.get(branch) != self._base_commit()
+        return branch is not None and commits.get(branch_ref) != self.newest_commit(branch)
 
 
 @contextmanager

@@ -234,7 +234,11 @@ class Snapshot:
         # One git process for all files.
         output = io.BytesIO(self.repository.git_bytes("cat-file", "--batch", data=names.encode()))
         for _ in versions:
-            yield [_next_object(output) for _ in paths]
+            contents = []
+            for _ in paths:
+                *_, size = output.readline().split()  # or `missing`
+                contents.append(None if size == b"missing" else output.read(int(size) + 1)[:-1])
+            yield contents
 
     def lineage(self, tag: str) -> Lineage:
         """Return the lineage of a registered version; PipelineError if it has another format."""
@@ -385,12 +389,6 @@ def read_registry(location: str) -> Iterator[Snapshot]:
         else:
             origin = Path(location).resolve()
             yield Snapshot(location, Workspace(origin, folder), str(origin))
-
-
-def _next_object(output: io.BytesIO) -> bytes | None:
-    """Return the next object in the output of `git cat-file --batch`; None for a missing one."""
-    *_, size = output.readline().split()
-    return None if size == b"missing" else output.read(int(size) + 1)[:-1]
 
 
 def _check_digest(version: Version, registered: Mapping[str, Any], digests: bytes) -> None:

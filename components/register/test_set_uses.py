@@ -57,7 +57,7 @@ def _record(registry: Registry, use: Mapping[str, Any]) -> None:
     """
     path = f"{use['test_set']}/{use['policy_digest']}.json"
     for attempt in range(_ATTEMPTS):
-        base = _newest(registry.repository)
+        base = registry.newest_commit(BRANCH)
         if base and registry.repository.try_git("cat-file", "-e", f"{base}:{path}") is not None:
             return
         commit = _commit(registry.repository, base, path, json.dumps(use, indent=2) + "\n")
@@ -65,18 +65,12 @@ def _record(registry: Registry, use: Mapping[str, Any]) -> None:
             registry.repository.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
         except PipelineError as error:
             registry.repository.git("fetch", "--quiet", "origin")
-            if _newest(registry.repository) == base:  # nobody else has pushed: the registry refuses the branch
+            if registry.newest_commit(BRANCH) == base:  # nobody else has pushed: the registry refuses the branch
                 raise type(error)(f"{registry.location}: does not accept the branch `{BRANCH}`: {error}") from None
             time.sleep(_PAUSE_S * attempt)
         else:
             return
     raise RetryableError(f"{registry.location}: its branch `{BRANCH}` changed before each of {_ATTEMPTS} pushes")
-
-
-def _newest(clone: Workspace) -> str | None:
-    """Return the newest commit of the branch when it was last fetched; None if there was no branch."""
-    commit = clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{BRANCH}")
-    return commit and commit.strip()
 
 
 def _commit(clone: Workspace, base: str | None, path: str, content: str) -> str:
