@@ -62,15 +62,8 @@ class CalculatorProblems(BuiltIn):
                 if fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction:
                     for expression, result in calls:
                         work += f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"
-                yield self._problem(
-                    split,
-                    index,
-                    question=_question(rng, family, numbers),
-                    solution=f"{work}#### {answer}",
-                    answer=str(answer),
-                    subject=family,
-                    level=len(calls),
-                )
+                question = _question(rng, family, numbers)
+                yield self._problem(split, index, answer, work, question=question, subject=family, level=len(calls))
 
 
 def split_of(factor: int, other: int) -> Split:

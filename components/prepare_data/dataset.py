@@ -122,7 +122,7 @@ class Dataset(FileSource):
         if solution and final_answer(solution, AnswerPolicy.DECLARED) is None and "\n" not in answer:
             solution = f"{solution.rstrip()}\n{_MARK} {answer}"
         subject, level = "", None
-        # Columns of subject and level that are not named in the config count only if they have one.
+        # A column that the config does not name may hold something else; then there is no subject or level.
         if "subject" in names and (self.columns.subject or isinstance(values[names["subject"]], str)):
             subject = text_or_number(values, names["subject"])
         if "level" in names:
@@ -136,6 +136,7 @@ class Dataset(FileSource):
     def _column_name(self, columns: dict[str, Any], field: str) -> str | None:
         """Return the name of the column that has a field of the problem; None if the row has no value for it."""
         name: str | None = getattr(self.columns, field)
+        # For `a.b`, column `a` has objects, and those without a key `b` have no value.
         if name and name not in columns and not isinstance(columns.get(name.partition(".")[0]), dict):
             raise MalformedRowError(f"no column `{name}`; columns: {', '.join(columns)}")
         names = (name,) if name else _DEFAULT_COLUMNS[field]
@@ -154,14 +155,14 @@ class Dataset(FileSource):
 
 
 def _solution_and_answer(names: dict[str, str], values: dict[str, Any]) -> tuple[str, str]:
-    """Return the solution and the final answer in columns, which `names` has by field; empty if there is none."""
+    """Return the solution and the final answer, each empty if there is none; `names` has the columns by field."""
     solution = text(values, names["solution"]) if "solution" in names else ""
     if "answer" in names:
         answer = text_or_number(values, names["answer"]).strip()
         if not solution and _MARK in answer:  # as in GSM8K, where the answer is a solution
             return answer, _declared(answer, names["answer"])
         return solution, answer
-    return solution, _declared(solution, names["solution"]) if solution else ""
+    return (solution, _declared(solution, names["solution"])) if solution else ("", "")
 
 
 def _declared(solution: str, column: str) -> str:

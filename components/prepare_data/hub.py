@@ -42,10 +42,7 @@ class HubDataset(NamedTuple):
     """Its files; without a network and without a cached listing, the files in the hub's cache."""
 
     def names(self, subset: str | None, split: str | None, default: str) -> list[str]:
-        """Return the names of the files of `split`; None selects the only split, or `default` if there are several.
-
-        PipelineError if that split is missing. No rows are fetched.
-        """
+        """Return the names of the files of `split`, or of `default` or the only one; PipelineError if it is missing."""
         with tempfile.TemporaryDirectory(prefix="grpo-pipeline-hub-") as scratch:
             folder = Path(scratch) / self.id
             for name in self.listing:

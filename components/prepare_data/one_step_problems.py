@@ -83,16 +83,9 @@ class OneStepProblems(BuiltIn):
             question, first, second = self._first((each for each in draws if each[0] not in seen), Split.TRAIN, index)
             seen.add(question)
             sign, compute = _OPERATIONS[subject]
-            answer = str(compute(first, second))
-            yield self._problem(
-                Split.TRAIN,
-                index,
-                question=question,
-                solution=f"{first} {sign} {second} = {answer}\n#### {answer}",
-                answer=answer,
-                subject=subject,
-                level=None,
-            )
+            answer = compute(first, second)
+            work = f"{first} {sign} {second} = {answer}\n"
+            yield self._problem(Split.TRAIN, index, answer, work, question=question, subject=subject, level=None)
 
 
 def _draw(rng: random.Random, subject: str, story: str) -> tuple[str, int, int]:

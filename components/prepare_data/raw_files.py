@@ -60,11 +60,10 @@ def _copy_from(repository: DataRepository, config: PrepareConfig, workspace: Wor
     md5s: dict[Path, str] = {}
     num_files = 0
     for path in dict.fromkeys(config.files):
-        name, pointer_name = (f"{commit}:{each.as_posix()}" for each in (path, _pointer_path(path)))
-        pointer = workspace.try_git("-C", str(clone), "show", pointer_name)
-        is_tracked = pointer or workspace.try_git("-C", str(clone), "cat-file", "-e", name) is not None
-        if path in config.hub_ids and not is_tracked:
-            continue
+        pointer = workspace.try_git("-C", str(clone), "show", f"{commit}:{_pointer_path(path).as_posix()}")
+        in_git = workspace.try_git("-C", str(clone), "ls-tree", commit, path.as_posix())
+        if path in config.hub_ids and not pointer and not in_git:
+            continue  # read from the hub
         (files / path).parent.mkdir(parents=True, exist_ok=True)
         try:
             workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)

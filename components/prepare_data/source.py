@@ -193,7 +193,8 @@ class FileSource(Config):
                     if not is_held_out:  # the train split reports the malformed rows of the train file
                         yield MalformedRow(row.file, row.line, str(error))
                     continue
-                if (split == Split.TRAIN or is_held_out) and self._split_of(fields.question, seed) != split:
+                is_in_train_file = split == Split.TRAIN or is_held_out
+                if is_in_train_file and self._split_of(fields.question, seed) != split:
                     continue
                 yield Problem(id=f"{self.name}/{split}/{row.name}", source=self.name, split=split, **fields._asdict())
                 num_problems += 1
@@ -241,9 +242,11 @@ class BuiltIn(Config):
             "distinct problems exist in equal shares of families and levels; lower it or allow more of them"
         )
 
-    def _problem(self, split: Split, index: int, **fields: Any) -> Problem:
-        """Return a problem with these fields; `index` is its number within the split."""
-        return Problem(id=f"{self.name}/{split}/{index:05d}", source=self.name, split=split, **fields)
+    def _problem(self, split: Split, index: int, answer: int | str, work: str = "", **fields: Any) -> Problem:
+        """Return problem number `index` of a split, whose solution is `work`, in lines, and the answer."""
+        solution = f"{work}#### {answer}"
+        fields |= {"id": f"{self.name}/{split}/{index:05d}", "source": self.name, "split": split}
+        return Problem(answer=str(answer), solution=solution, **fields)
 
     @abstractmethod
     def problems(self, seed: int) -> Iterator[Problem]:

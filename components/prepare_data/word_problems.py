@@ -68,15 +68,8 @@ class WordProblems(BuiltIn):
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
                 work = _steps(chain) if is_worked else ""
-                yield self._problem(
-                    split,
-                    index,
-                    question=_question(rng, family, chain),
-                    solution=f"{work}#### {sum(chain)}",
-                    answer=str(sum(chain)),
-                    subject=family,
-                    level=level,
-                )
+                question = _question(rng, family, chain)
+                yield self._problem(split, index, sum(chain), work, question=question, subject=family, level=level)
             if split == Split.TRAIN:
                 trained = {chain for _, chain in seen}
 

@@ -64,10 +64,7 @@ def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[
 
 
 def rollback_target(snapshot: Snapshot, name: str, alias: str) -> str | None:
-    """Return the tag to which a rollback moves an alias; None if there is none.
-
-    It is the latest version that had the alias before, without withdrawn versions and those that were rolled back.
-    """
+    """Return the tag to which a rollback moves an alias, None without one; skip withdrawn and rolled back versions."""
     stack: list[str] = []  # versions that had the alias, the current one last
     for change in changes_of(snapshot, name, alias):
         if change.action == "remove":

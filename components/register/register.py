@@ -178,11 +178,8 @@ def _register(
 
 
 def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
-    """Serve the weights of versions, and return their entries to announce: those that earlier runs missed, then this.
-
-    Empty without a catalogue, or if the version is only proposed.
-    """
-    if catalogue is None or not registered.has_tag:
+    """Serve versions and return their entries to announce: those that earlier runs did not announce, then this one."""
+    if catalogue is None or not registered.has_tag:  # without the tag it is only proposed
         return []
     version = registered.version
     earlier = [each for each in unannounced(registry, version["name"], catalogue) if each.tag != version["tag"]]

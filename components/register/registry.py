@@ -267,10 +267,7 @@ def open_registry(location: str, storage: str | None, endpoint: str | None = Non
 
 @contextmanager
 def open_repository(location: str) -> Iterator[Registry]:
-    """Open a registry for new tags and branches, and create it on first use; a folder is locked meanwhile.
-
-    The working tree of a folder shows its newest commit afterwards.
-    """
+    """Open a registry for new tags and branches, created on first use; a folder is locked meanwhile and left clean."""
     if is_url(location):
         with tempfile.TemporaryDirectory() as scratch:
             yield _clone(location, location, Workspace(Path(scratch), Path(scratch)))

@@ -163,10 +163,7 @@ class Snapshot:
         return [name]
 
     def version(self, spec: str) -> Version:
-        """Return the version with the name `spec`: `v0.0.1`, `latest` or an alias, without or with `<name>@` before it.
-
-        PipelineError if there is none, or if several models have a version with this name.
-        """
+        """Return the version that `v0.0.1`, `latest` or an alias means, each also with `<name>@` before it."""
         versions, aliases = self.versions(), self.aliases()
         # Sorted, so the newest version of each model stays.
         tags = aliases | {f"{version.name}@latest": version.tag for version in versions}
