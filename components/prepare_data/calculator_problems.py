@@ -78,8 +78,9 @@ def _draw(rng: random.Random, family: CalculatorFamily, split: Split) -> Numbers
     """Draw the numbers of a question; None if their product belongs to another split or a result is not in range."""
     minima = [_SMALLEST_FACTOR] * 2 + [_SMALLEST_CHANGE] * len(_SIGNS[family])
     numbers = tuple(rng.randint(minimum, _LARGEST) for minimum in minima)
-    is_in_split = split_of(*numbers[:2]) == split
-    return numbers if is_in_split and all(result in _RESULTS for _, result in _calls(family, numbers)) else None
+    if split_of(*numbers[:2]) != split or any(result not in _RESULTS for _, result in _calls(family, numbers)):
+        return None
+    return numbers
 
 
 def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) -> str:

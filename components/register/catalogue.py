@@ -122,7 +122,8 @@ class Catalogue:
         """Set the first supported API version that the server answers to."""
         from mr_openapi.exceptions import NotFoundException
 
-        for self._api_version in _SUPPORTED:
+        for version in _SUPPORTED:
+            self._api_version = version
             async with self._client().get_client() as api:
                 try:
                     await api.get_registered_models(page_size="1")

@@ -80,7 +80,10 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **fold
     with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
         if catalogue:
             require_url(registry.storage_url())
-        registered = _find(config, registry, digests) or _register(config, registry, report, folders, digests, results)
+        if known := registry.find(config.name, digests["policy"]):
+            registered = Registered(known, is_new=False)
+        else:
+            registered = _register(config, registry, report, folders, digests, results)
         version = registered.version
         _ensure_candidate(registry, version, verdict)
         for name in (CARD, DIGESTS_FILE):
@@ -129,12 +132,6 @@ def _enforce_gate(verdict: Mapping[str, Any]) -> None:
     say("register", "the policy missed the gate, which is not enforced")
 
 
-def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
-    """Return the version that has the weights of the policy already; None if there is none."""
-    version = registry.find(config.name, digests["policy"])
-    return Registered(version, is_new=False) if version else None
-
-
 def _register(
     config: RegisterConfig,
     registry: Registry,
@@ -172,8 +169,8 @@ def _register(
             return Registered(version, is_new=True, pull_request=pull_request, has_tag=is_tag_pushed)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
-        if known := _find(config, registry, digests):
-            return known
+        if known := registry.find(config.name, digests["policy"]):
+            return Registered(known, is_new=False)
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
