@@ -132,9 +132,10 @@ def _splits(folder: Path, label: Path, subset: str | None) -> Mapping[str, list[
         except datasets.exceptions.DatasetNotFoundError as error:  # raised for a folder without files
             raise PipelineError(f"{label}: has no file that can be read ({error}); accepted: {ACCEPTED}") from None
         except (ValueError, OSError) as error:
-            reason = " ".join(str(error).partition("Example of usage")[0].split()).replace(str(folder), "")
+            message, _, _ = str(error).partition("Example of usage")
+            reason = " ".join(message.split()).replace(str(folder), "")
             if "Config name is missing" in reason or "BuilderConfig" in reason:
-                subsets = ", ".join(re.findall(r"'([^']+)'", reason.rpartition("[")[2]))
+                subsets = ", ".join(re.findall(r"'([^']+)'", reason.rpartition("[")[2]))  # the list at its end
                 what = f"has no subset `{subset}`" if subset else "has several subsets"
                 raise PipelineError(f"{label}: {what}; set `subset` to one of: {subsets}") from None
             raise PipelineError(f"{label}: has no file that can be read ({reason}); accepted: {ACCEPTED}") from None

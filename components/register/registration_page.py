@@ -19,10 +19,11 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
     data = made_by.stage("prepare_data")
     materials = sorted(data.materials.items()) if data else []
     revision = made_by.revision("train_grpo") or made_by.revision()
+    storage = addresses.get("storage") or config.get("storage")
     facts = {
         "Version": version["tag"],
         "Registry": version["registry"],
-        "Weights": addresses.get("storage") or config.get("storage") or f"next to the registry, under {version['path']}",
+        "Weights": storage or f"next to the registry, under {version['path']}",
         "Weights to serve": addresses.get("served"),
         "Model registry": version["model_registry"],
         "Digest of the weights": version["policy_digest"],

@@ -282,7 +282,7 @@ class Snapshot:
         contents = [content for bundle in bundles for content in bundle.files.values()]
         num_bytes = sum(len(content) for content in contents)
         pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
-        if not pointers or any(CONFIG in bundle.faults for bundle in bundles):
+        if not pointers or any(CONFIG in bundle.faults for bundle in bundles):  # a damaged config has no address
             return Verification(faults, len(contents), num_bytes)
         expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
         stored = self._read(bundles, pointers, expected)
@@ -364,8 +364,8 @@ class Snapshot:
         read = self.read_storage(config, pointers, *options)
         faults = list(read["faults"])
         for path in {**expected, **read["files"]}:
-            if any(_is_below(path, damaged) for damaged in read["faults"].values()):
-                continue  # reported already
+            if any(_is_below(path, missing) for missing in read["faults"].values()):
+                continue  # already reported
             if path not in read["files"]:
                 faults.append(f"{path} is not in its folder in the storage")
             elif read["files"][path] != expected.get(path):
