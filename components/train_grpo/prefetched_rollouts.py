@@ -33,13 +33,14 @@ class PrefetchedRollouts(Rollouts):
         """
         with self.memory_for_rollout():
             staleness, sync_s = self.config.sampler.max_staleness, 0.0
+            first_missing = step + len(self._ahead)  # this step itself in the first one, when nothing is ahead
             last = min(step + staleness, self.config.num_steps)
-            due = range(step + len(self._ahead), last + 1)  # in the first step, nothing is ahead: its own as well
-            if due and (step - 1) % staleness == 0:
+            if first_missing <= last and (step - 1) % staleness == 0:
                 # All processes share the servers: none may send weights while another still samples.
                 self.finish_prefetch()
                 sync_s = self.sampler.update_weights(step - 1)
-                self._ahead += [self._begin(due_step, version=step - 1) for due_step in due]
+                missing = range(first_missing, last + 1)
+                self._ahead += [self._begin(each, version=step - 1) for each in missing]
                 self.sampler.sleep()
             shard = self._ahead.popleft().result()
             groups = self._gather(shard.sampled)

@@ -121,8 +121,9 @@ class Scorer:
         """Set the rewards of completions, or their first failure; print each kind of failure once."""
         answers = self._slow_answers(groups)
         for name in self.config.reward.names:
-            rewarded = self._groups_with(name, groups)
-            for group, values_G in zip(rewarded, self._values(name, rewarded, answers), strict=True):
+            groups_with = self._groups_with(name, groups)
+            values_PG = self._values(name, groups_with, answers)
+            for group, values_G in zip(groups_with, values_PG, strict=True):
                 for scored, value in zip(group.scored_G, values_G, strict=True):
                     if isinstance(value, Failure):
                         scored.failure = scored.failure or value
@@ -150,7 +151,10 @@ class Scorer:
     def _values(
         self, name: str, groups: Sequence[Group], answers: Iterator[Any]
     ) -> Sequence[Sequence[tuple[float, ...] | Failure]]:
-        """Return a reward of each completion, (P, G): values as in `ScoredCompletion.rewards`, or a Failure."""
+        """Return the reward `name` of each completion, (P, G): values as in `ScoredCompletion.rewards`, or a Failure.
+
+        `answers` begins with those to the calls of this reward, if it is slow.
+        """
         if name == "reward_model":
             # A single call, also in processes without groups: all must make it together, as the model may be sharded.
             assert self.reward_model is not None
@@ -173,9 +177,8 @@ class Scorer:
     def _show_masked(self, group: Group) -> None:
         """Print why completions of a group are masked for another reason than `sampling.truncated: mask`."""
         for scored in group.scored_G:
-            failure = scored.why_unscorable
-            if scored.completion.failure is not None and failure is not None:
-                self._show_once(group.problem, failure)
+            if scored.completion.failure is not None and scored.why_unscorable is not None:
+                self._show_once(group.problem, scored.why_unscorable)
             elif not scored.completion.num_tokens:
                 reason = "its prompt fills the context of the model: lower validate_data.max_prompt_tokens"
                 self._show_once(group.problem, Failure("no tokens", reason))

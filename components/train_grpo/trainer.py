@@ -83,7 +83,8 @@ class Trainer:
         with self.profiler.step(step) if self.profiler else nullcontext():
             rollout = self.rollouts.of_step(step)  # lines 5 to 7
             self._check(step, rollout)
-            if self.reward_model and iteration + 1 < config.num_iterations:  # no retraining follows the last iteration
+            is_last_iteration = iteration + 1 == config.num_iterations
+            if self.reward_model and not is_last_iteration:  # it is retrained between iterations
                 self.reward_model.collect(rollout.sampled)
             metrics, batches = self._learn(rollout.trained, step)  # lines 8 to 11
         if self.validator:
@@ -98,7 +99,7 @@ class Trainer:
         if step == 1:
             is_main = self.policy.ranks.is_main
             self.history.first_rollout = check_first(self.config, rollout.sampled, is_main=is_main)
-        if not self._has_tried_largest_pass:
+        if not self._has_tried_largest_pass:  # in a new or a resumed run
             try_largest_pass(self.config, self.policy, self.checkpoint, rollout)
             self._has_tried_largest_pass = True
 
@@ -150,10 +151,11 @@ class Trainer:
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare_update(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
-        teacher = self.teacher if isinstance(self.teacher, Reference) else None
-        onloaded = teacher.onloaded() if teacher else nullcontext()
+        local_teacher = self.teacher if isinstance(self.teacher, Reference) else None
+        onloaded = local_teacher.onloaded() if local_teacher else nullcontext()
         with self.timer.phase("update_s"), explain_memory_for_update(_STAGE, config.engine), onloaded:
-            metrics = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
+            teacher_model = local_teacher.scorer if local_teacher else None
+            metrics = update(config, self.policy, minibatches, experience, rate, teacher_model)
         return metrics, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare_update(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
@@ -187,11 +189,11 @@ class Trainer:
     ) -> None:
         """Add a step's metrics and timing to the history, and show some of them on the progress line."""
         config, tools = self.config, self.checkpoint.config.tools
-        columns = self.history.curves[-1] if self.history.curves else ()  # the last step has those of all earlier ones
+        earlier_columns = self.history.curves[-1] if self.history.curves else ()  # the last row has all of them
         row = {
             "step": step,
             **rollout_metrics(config, rollout, self.checkpoint.config.answer),
-            **(trajectory_metrics(config, tools, rollout, columns) if tools else {}),
+            **(trajectory_metrics(config, tools, rollout, earlier_columns) if tools else {}),
             **staleness_metrics(config, rollout, step),
             **metrics,
         }
@@ -208,8 +210,8 @@ class Trainer:
             shown["kl"] = "kl"
         if self.teacher:
             shown["teacher_kl"] = "teacher_kl"
-        fractions = {"accuracy", "truncated", "no_answer"}
-        figures = {name: percent(row[key]) if name in fractions else row[key] for name, key in shown.items()}
+        figures: dict[str, float | str] = {name: row[column] for name, column in shown.items()}
+        figures |= {name: percent(row[shown[name]]) for name in ("accuracy", "truncated", "no_answer") if name in shown}
         bar.advance(**figures, tokens_per_s=timing["tokens_per_s"])
 
     def export(self, folder: Path) -> None:
