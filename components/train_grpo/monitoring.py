@@ -55,25 +55,24 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
 
     The policy is not the cause, but grader, data, a reward or the environment: truncated completions are scorable.
     """
-    failures = [(group.problem.id, each.why_unscorable) for group in groups for each in group.scored_G]
-    failed = [(problem_id, failure) for problem_id, failure in failures if failure is not None]
-    fraction, limit = len(failed) / max(1, len(failures)), config.reward.max_unscorable_fraction
+    num_completions = sum(len(group.scored_G) for group in groups)
+    num_failures, limit = Counter[str](), config.reward.max_unscorable_fraction
+    first: dict[str, str] = {}  # the first failure of each kind
+    for group in groups:
+        for failure in filter(None, (scored.why_unscorable for scored in group.scored_G)):
+            num_failures[failure.kind] += 1
+            first.setdefault(failure.kind, f"first for problem {group.problem.id}: {failure.message}")
+    fraction = num_failures.total() / max(1, num_completions)
     if fraction <= limit:
         return
-    # Reversed, as a dict keeps the last value of a key: here the first failure of each kind.
-    first = {failure.kind: (problem_id, failure.message) for problem_id, failure in reversed(failed)}
-    counts = Counter(failure.kind for _, failure in failed)
     advice = []
-    if Reason.ENVIRONMENT in counts:
+    if Reason.ENVIRONMENT in num_failures:
         advice.append("Check the environment (train_sft.model.tools, its timeout_s too).")
-    if set(counts) - {Reason.ENVIRONMENT}:
+    if set(num_failures) - {Reason.ENVIRONMENT}:
         advice.append("Check these rewards, and the answers of these problems in train.jsonl of the problems")
-    reasons = [
-        f"{count} times, first for problem {first[kind][0]}: {first[kind][1]}"
-        for kind, count in counts.most_common(_REASONS_SHOWN)
-    ]
+    reasons = [f"{count} times, {first[kind]}" for kind, count in num_failures.most_common(_REASONS_SHOWN)]
     raise PipelineError(
-        f"{percent(fraction, 0)} of the {len(failures)} completions of a rollout are unscorable, and "
+        f"{percent(fraction, 0)} of the {num_completions} completions of a rollout are unscorable, and "
         f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(advice)}"
     )
 
@@ -84,14 +83,14 @@ def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkp
     If memory is too small for it, the run thus fails before its first update, not in a later and longer rollout.
     """
     prompt_ids = rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
-    context, max_tokens = context_tokens_of(checkpoint.model.config.to_dict()), config.engine.micro_batch_tokens
+    context = context_tokens_of(checkpoint.model.config.to_dict())
     length = config.sampling.max_new_tokens
     if context is not None:
         length = min(length, context - len(prompt_ids))
-    if length < 1:
+    if length < 1:  # the prompt fills the context
         return
     longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
-    padded, max_tokens = checkpoint.is_padded, max(max_tokens, len(longest))
+    padded, max_tokens = checkpoint.is_padded, max(config.engine.micro_batch_tokens, len(longest))
     # In a padded batch each sequence has its own prompt; otherwise all share one.
     count = max_tokens // len(longest) if padded else (max_tokens - len(prompt_ids)) // length
     (batch,) = pack([longest] * count, max_tokens=max_tokens, device=checkpoint.device, padded=padded)

@@ -84,12 +84,12 @@ def _lines(text: str) -> list[str]:
 def _token_ends(ids: Sequence[int], lines: Sequence[str], decode: Callable[[Sequence[int]], str]) -> list[int]:
     """Return the number of tokens up to the end of each line; the last line ends with the last token."""
 
-    def num_characters(count: int) -> int:  # of the first `count` tokens, without an incomplete character at the end
-        return len(decode(ids[:count]).rstrip(_INCOMPLETE))
+    def num_characters(num_tokens: int) -> int:  # of the first tokens, without an incomplete character at the end
+        return len(decode(ids[:num_tokens]).rstrip(_INCOMPLETE))
 
     ends, end = [], 0
-    for target in list(accumulate(map(len, lines)))[:-1]:
-        end = bisect_left(range(len(ids) + 1), target, end, len(ids), key=num_characters)
+    for num_needed in accumulate(map(len, lines[:-1])):  # characters up to the end of each line but the last
+        end = bisect_left(range(len(ids) + 1), num_needed, end, len(ids), key=num_characters)
         ends.append(end)
     return [*ends, len(ids)] if lines else []
 

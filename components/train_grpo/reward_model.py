@@ -109,7 +109,7 @@ class RewardModel:
 
         Raises NonFiniteError if one is NaN, which as a reward would make the completion unscorable.
         """
-        examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, step_ends, strict=True)]
+        examples = [LabeledExample(each, ends, labels=()) for each, ends in zip(tokens, step_ends, strict=True)]
         scores: list[list[float]] = [[] for _ in tokens]
         for batch in self._batches(examples):
             scores_E = torch.sigmoid(self.engine(batch))

@@ -56,10 +56,12 @@ class TeacherServer:
 
         PipelineError if the server returns no log-probabilities of prompts; for other errors see `Api.post`.
         """
-        branches = {index: sequences_B[index].branches for index in indices}
+        branches_of = {index: sequences_B[index].branches for index in indices}
+        logprobs_of: dict[int, list[float]] = {}
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            scores = threads.map(self._score, chain(*branches.values()))  # of each branch, in the order of `branches`
-            logprobs_of = {index: [*chain(*islice(scores, len(own)))] for index, own in branches.items()}
+            scores = threads.map(self._score, chain(*branches_of.values()))  # of all branches, in order
+            for index, branches in branches_of.items():
+                logprobs_of[index] = list(chain(*islice(scores, len(branches))))
         logprobs_M: list[float] = []
         for index, sequence in enumerate(sequences_B):
             logprobs_M += logprobs_of.get(index, [torch.nan] * sequence.num_sampled)

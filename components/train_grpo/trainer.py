@@ -22,7 +22,7 @@ from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.corrections import MASKED_COMPLETIONS, mask_completions, old_logprobs
-from components.train_grpo.metrics import metrics_without_update, rollout_metrics, staleness_metrics
+from components.train_grpo.metrics import metrics_without_update, rollout_metrics, staleness_metrics, trajectory_metrics
 from components.train_grpo.monitoring import Profiler, StepTimer, check_first, require_scorable, try_largest_pass
 from components.train_grpo.records import History, completion_records, row_of
 from components.train_grpo.reference import AdapterReference, Reference
@@ -30,7 +30,6 @@ from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group
 from components.train_grpo.teacher import TeacherServer
-from components.train_grpo.trajectories import trajectory_metrics
 from components.train_grpo.update import Experience, Minibatch, make_experience, split_minibatches, update
 from components.train_grpo.validation import ValidationResult, Validator, early_stop
 

@@ -71,10 +71,11 @@ class Validator:
             (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.truncated)
             for problem, grade, completion in zip(shard, grades, completions, strict=True)
         ]
-        shards = self.ranks.all_gather(answers, "the end of a validation")
-        sources, rights, lengths, truncated = zip(*chain(*shards), strict=True)
-        pairs = list(zip(sources, rights, strict=True))
-        rights_of = {source: [is_right for other, is_right in pairs if other == source] for source in self.sources}
+        all_answers = list(chain(*self.ranks.all_gather(answers, "the end of a validation")))
+        _, rights, lengths, truncated = zip(*all_answers, strict=True)
+        rights_of: dict[str, list[bool]] = {name: [] for name in self.sources}
+        for source, is_right, *_ in all_answers:
+            rights_of[source].append(is_right)
         return {
             "step": step,
             **score(sum(rights), len(rights)),
