@@ -62,7 +62,7 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
         for failure in filter(None, (scored.why_unscorable for scored in group.scored_G)):
             num_failures[failure.kind] += 1
             first.setdefault(failure.kind, f"first for problem {group.problem.id}: {failure.message}")
-    fraction = num_failures.total() / max(1, num_completions)
+    fraction = num_failures.total() / num_completions
     if fraction <= limit:
         return
     advice = []

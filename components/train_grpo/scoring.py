@@ -16,10 +16,10 @@ from components.shared.answer_policy import AnswerPolicy
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.custom_rewards import Failure, RewardFunction, is_custom, is_slow, load_reward
+from components.train_grpo.custom_rewards import Failure, RewardFunction, is_custom, is_slow, load_reward, values_of
 from components.train_grpo.process_supervision import Step, steps_of
 from components.train_grpo.rewards import BUILT_IN, BuiltIn
-from components.train_grpo.slow_rewards import Answers, calls_about, values_of
+from components.train_grpo.slow_rewards import Answers, calls_about
 
 if TYPE_CHECKING:  # transformers, and what learns from the scores
     from components.policy.checkpoint import Checkpoint

@@ -19,7 +19,6 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -30,7 +29,7 @@ from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import Failure, RewardFunction, call_reward, failure_of, is_slow, to_rewards
+from components.train_grpo.custom_rewards import Failure, RewardFunction, failure_of
 
 if TYPE_CHECKING:  # judge.py imports this module
     from components.train_grpo.judge import JudgeConfig
@@ -79,34 +78,6 @@ def calls_about(name: str, function: RewardFunction, problem: Problem, scored_G:
         key = json.dumps([problem.id, scored.completion.text])
         calls.append(Call(name, key, partial(function, problem, scored.completion, scored.grade), in_thread))
     return calls
-
-
-def values_of(
-    name: str,
-    function: RewardFunction,
-    problem: Problem,
-    scored_G: Sequence[Any],
-    answers: Iterator[Any],
-    *,
-    deadline_s: float,
-) -> Sequence[tuple[float, ...] | Failure]:
-    """Return the values of a reward for each completion: one for every step, or a single one; a Failure if it failed.
-
-    Slow rewards have been called already: their values are the next of `answers`.
-    """
-    grades_G = [scored.grade for scored in scored_G]
-    inputs_G: list[Any] = [scored.completion for scored in scored_G]
-    num_steps_G = None
-    if getattr(function, "judges_steps", False):
-        inputs_G = [[step.text for step in scored.steps] for scored in scored_G]
-        num_steps_G = [len(texts) for texts in inputs_G]
-    if not is_slow(function):
-        values: Any = call_reward(name, function, problem, inputs_G, grades_G, deadline_s=deadline_s)
-    elif getattr(function, "compares_group", False):
-        values = next(answers)
-    else:
-        values = list(islice(answers, len(scored_G)))
-    return to_rewards(name, values, grades_G, num_steps_G)
 
 
 class Answers:
