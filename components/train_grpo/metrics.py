@@ -51,7 +51,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
     return {
         "reward": mean(rewards),
         **{
-            reward_column(name): mean([x for each in scored for x in each.rewards.get(name, ())])
+            reward_column(name): mean([value for each in scored for value in each.rewards.get(name, ())])
             for name in config.reward.names
         },
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
@@ -63,7 +63,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
         "unscorable_fraction": mean([each.why_unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
         "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
-        "groups_sampled": len(rollout.sampled),
+        "groups_sampled": num_groups,
         "groups_trained": len(rollout.trained),
         "groups_without_spread_fraction": len(zero_variance) / num_groups,
         "groups_all_right_fraction": all_right / num_groups,

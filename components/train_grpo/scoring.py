@@ -19,7 +19,7 @@ from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.custom_rewards import Failure, RewardFunction, is_custom, is_slow, load_reward, values_of
 from components.train_grpo.process_supervision import Step, steps_of
 from components.train_grpo.rewards import BUILT_IN, BuiltIn
-from components.train_grpo.slow_rewards import Answers, calls_about
+from components.train_grpo.slow_rewards import Answers, calls_for
 
 if TYPE_CHECKING:  # transformers, and what learns from the scores
     from components.policy.checkpoint import Checkpoint
@@ -145,7 +145,7 @@ class Scorer:
         for name, function in self._functions.items():
             if is_slow(function):
                 for group in self._groups_with(name, groups):
-                    calls += calls_about(name, function, group.problem, group.scored_G)
+                    calls += calls_for(name, function, group.problem, group.scored_G)
         return iter(self.answers.get(calls, self.config.reward.calls))
 
     def _values(

@@ -152,8 +152,10 @@ def choose_result(
     if early and early.fails:
         raise PipelineError(early.reason)
     weights = None
-    if config.validation and config.checkpoint.keep_best and (saved := best_saved()) and saved[0] < last:
-        chosen, weights = saved
+    if config.validation and config.checkpoint.keep_best:
+        saved = best_saved()
+        if saved and saved[0] < last:
+            chosen, weights = saved
     if early:
         say("train_grpo", f"stopped after step {last} of {config.num_steps}: {early.reason}")
     row = history.curves[chosen - 1]
@@ -173,11 +175,10 @@ def _exceeded_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | Non
     if len(rows) < config.limits.over_steps:
         return None
     for key, (column, name) in _LIMITED_METRICS.items():
-        limit = getattr(config.limits, key)
-        mean, is_minimum = column_mean(rows, column), key.startswith("min")
+        limit, mean = getattr(config.limits, key), column_mean(rows, column)
         if limit is None or mean is None:
             continue
-        if mean < limit if is_minimum else mean > limit:
-            side = "below" if is_minimum else "above"
+        side = "below" if key.startswith("min") else "above"
+        if (side == "below" and mean < limit) or (side == "above" and mean > limit):
             return f"{name} {mean:.3g} over the last {len(rows)} steps, {side} train_grpo.limits.{key}: {limit:g}"
     return None
