@@ -25,10 +25,6 @@ MASKED_COMPLETIONS = "masked_completion_fraction"
 """Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
 
 
-class SamplerMismatchError(PipelineError):
-    """The sampler does not sample from the policy that is trained."""
-
-
 def importance_weights(tokens: Tokens, correction: CorrectionConfig) -> Tensor | None:
     """Return the factor of each token's policy loss, without gradient; None if no token is corrected.
 
@@ -111,9 +107,9 @@ def _is_within(log_ratio: Tensor, mask: ImportanceMaskConfig) -> Tensor:
 
 
 def require_sampler_match(config: TrainGRPOConfig, mean_nats: float) -> None:
-    """Raise SamplerMismatchError if the sampler samples from another distribution, such as that of stale weights."""
+    """Raise PipelineError if the sampler samples from another distribution, such as that of stale weights."""
     if not mean_nats <= config.sampler.max_mismatch:  # not `>`, which is false for NaN
-        raise SamplerMismatchError(
+        raise PipelineError(
             f"the sampler's log-probabilities differ from the trainer's by {mean_nats:.4g} nats per token on average, "
             f"more than sampler.max_mismatch = {config.sampler.max_mismatch:g}: it does not sample from the policy "
             "under training"

@@ -91,9 +91,11 @@ def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: flo
     }
     url = f"{settings.base_url.rstrip('/')}/chat/completions"
     answer = _api(url, settings.key_variable, timeout_s).post(body)
-    rating = _mean_rating(answer, settings)
+    rating = Priced(_mean_rating(answer, settings))
     usage = answer.get("usage") or {}  # not every server counts tokens
-    return Priced(rating, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    rating.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+    rating.completion_tokens = int(usage.get("completion_tokens") or 0)
+    return rating
 
 
 @lru_cache

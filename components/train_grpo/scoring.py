@@ -153,7 +153,7 @@ class Scorer:
     ) -> Sequence[Sequence[tuple[float, ...] | Failure]]:
         """Return the reward `name` of each completion, (P, G): values as in `ScoredCompletion.rewards`, or a Failure.
 
-        `answers` begins with those to the calls of this reward, if it is slow.
+        If the reward is slow, its values are the next of `answers`.
         """
         if name == "reward_model":
             # A single call, also in processes without groups: all must make it together, as the model may be sharded.

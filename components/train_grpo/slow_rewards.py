@@ -150,14 +150,8 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
 class Priced(float):
     """The value of a slow reward, with the numbers of tokens that a server counted for it."""
 
-    prompt_tokens: int
-    completion_tokens: int
-
-    def __new__(cls, value: float, prompt_tokens: int, completion_tokens: int) -> "Priced":
-        """Return the value with both numbers."""
-        priced = super().__new__(cls, value)
-        priced.prompt_tokens, priced.completion_tokens = prompt_tokens, completion_tokens
-        return priced
+    prompt_tokens = 0
+    completion_tokens = 0
 
 
 def write_totals(folder: Path, path: Path, judge: "JudgeConfig | None") -> None:

@@ -17,8 +17,9 @@ from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.policy.parallel import SINGLE_PROCESS, Ranks
+from components.shared.errors import PipelineError
 from components.train_grpo.config import Aggregation, TrainGRPOConfig
-from components.train_grpo.corrections import SamplerMismatchError, mask_completions
+from components.train_grpo.corrections import mask_completions
 from components.train_grpo.metrics import UpdateMetrics, metrics_without_update
 from components.train_grpo.update import (
     Experience,
@@ -305,7 +306,7 @@ def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
     assert not bool(experience.in_loss_B.any())
     assert split_minibatches(config, experience, ranks=SINGLE_PROCESS) == []
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.4
-    with pytest.raises(SamplerMismatchError, match=r"0\.4 nats per token"):
+    with pytest.raises(PipelineError, match=r"0\.4 nats per token"):
         mask_completions(config, experience)
     masked = exact_experience("masked")
     masked.sampler_logprobs_M = masked.old_logprobs_M
@@ -401,7 +402,7 @@ def test_a_sampler_of_another_policy_stops_before_the_step(shift: float, stops: 
     if not stops:
         run()
         return
-    with pytest.raises(SamplerMismatchError, match=r"sampler\.max_mismatch = 0\.5"):
+    with pytest.raises(PipelineError, match=r"sampler\.max_mismatch = 0\.5"):
         run()
     run.require_unchanged()
 
