@@ -32,14 +32,15 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
     def sampled_table(measure: Callable[[Records], dict[str, Any]]) -> dict[str, Any] | None:
         return _table(sampled, measure) if sampled else None
 
-    sampled_accuracy = sampled_table(partial(_mean_accuracy, is_right=_is_right))
+    accuracy = sampled_table(partial(_mean_accuracy, is_right=_is_right))
+    settings = {"num_samples": num_samples, "temperature": temperature}
     return {
         "greedy": _table(greedy, partial(_accuracy, is_right=_is_right)),
         "flexible": {
             **_table(greedy, partial(_accuracy, is_right=_is_flexibly_right)),
             "sampled": sampled_table(partial(_mean_accuracy, is_right=_is_flexibly_right)),
         },
-        "sampled": sampled_accuracy and {"num_samples": num_samples, "temperature": temperature, **sampled_accuracy},
+        "sampled": {**settings, **accuracy} if accuracy else None,
         "pass_at_k": sampled_table(partial(_estimate_each_k, estimate=_pass_at_k)),
         "maj_at_k": sampled_table(partial(_estimate_each_k, estimate=_maj_at_k)),
         "mean_length_tokens": fmean(record["num_tokens"] for record in greedy),

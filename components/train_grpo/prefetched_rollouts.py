@@ -32,7 +32,7 @@ class PrefetchedRollouts(Rollouts):
         """
         with self.memory_for_rollout():
             staleness, sync_s = self.config.sampler.max_staleness, 0.0
-            first_missing = step + len(self._ahead)  # this step itself in the first one, when nothing is ahead
+            first_missing = step + len(self._ahead)  # nothing is ahead in the first step, whose own rollout is missing
             last = min(step + staleness, self.config.num_steps)
             if first_missing <= last and (step - 1) % staleness == 0:
                 # All processes share the servers: none may send weights while another still samples.
@@ -41,7 +41,8 @@ class PrefetchedRollouts(Rollouts):
                 missing = range(first_missing, last + 1)
                 self._ahead += [self._begin(each, version=step - 1) for each in missing]
                 self.sampler.sleep()
-            shard = self._ahead.popleft()()
+            wait_for_shard = self._ahead.popleft()
+            shard = wait_for_shard()
             groups = self._gather(shard.sampled)
             return Rollout(groups, groups, shard.sampling_s, shard.scoring_s, sync_s)
 

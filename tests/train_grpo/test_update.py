@@ -288,9 +288,8 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
     )
     experience = exact_experience("the paper's")
     # Four tokens, one, seven, two, three, five: large differences that cancel out, and small ones that do not.
-    mismatches = [[0.3, -0.3] * 2, [0.11], [0.09] * 7, [-0.12, -0.1], [0.5, -0.1, -0.3], [0.0, 0.0, -0.49, 0, 0]]
-    off_M = torch.tensor([each for row in mismatches for each in row], dtype=torch.float64)
-    experience.sampler_logprobs_M = experience.old_logprobs_M - off_M
+    mismatches = [0.3, -0.3] * 2 + [0.11] + [0.09] * 7 + [-0.12, -0.1] + [0.5, -0.1, -0.3] + [0.0, 0.0, -0.49, 0, 0]
+    experience.sampler_logprobs_M = experience.old_logprobs_M - torch.tensor(mismatches, dtype=torch.float64)
     mask_completions(config, experience)
     assert experience.in_loss_B.tolist() == in_loss
     _assert_written_out(config, experience)
