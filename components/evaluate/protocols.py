@@ -1,8 +1,5 @@
 r"""Named protocols: dataset and method of a measurement, so that a number means the same wherever it is printed.
 
-A protocol fixes the dataset, the prompt, the solved examples, the tools and the place of the answer. The number of
-samples and their settings are reported with the result.
-
 Solved examples are drawn from the training split of the dataset with a fixed seed, since we may not distribute those of
 papers; you can replace them by your own file (docs/how-to/evaluation.md).
 """

@@ -1,12 +1,9 @@
 """The reward protocol and the built-in rewards.
 
-A reward scores one completion, or compares the completions of a group:
+A reward scores one completion, compares the completions of a group, or scores the steps of a completion by their text:
 
     (problem, completion, grade) -> float
     (problem, completions, grades) -> one float for each completion     (decorated with `group_reward`)
-
-or scores the steps of a completion by their texts, with `supervision: process` or `turn`:
-
     (problem, steps, grade) -> one float for each step                  (decorated with `step_reward`)
 
 To add a built-in reward, write such a function here and register it with `built_in`. A custom reward is the same kind
