@@ -48,7 +48,6 @@ class TeacherServer:
     def __init__(self, url: str, key_variable: str | None = None) -> None:
         """`url` is that of the API; PipelineError if the environment variable `key_variable` is not set."""
         url, key = f"{url.rstrip('/')}/completions", "train_grpo.teacher"
-        self._where = f"{key}: {url}"
         self._api = Api(url, key, key_variable, retries=RETRIES, timeout_s=_REQUEST_S, maxsize=_MAX_REQUESTS)
 
     def logprobs(self, sequences_B: Sequence[TokenSequence], indices: Collection[int]) -> Tensor:
@@ -77,4 +76,4 @@ class TeacherServer:
             logprobs = answer["choices"][0]["prompt_logprobs"]
             return [float(logprobs[place][str(ids[place])]["logprob"]) for place in places]
         except (LookupError, TypeError):
-            raise PipelineError(f"{self._where} returns no log-probabilities of the prompt; vLLM does") from None
+            raise PipelineError(f"{self._api.where} returns no log-probabilities of the prompt; vLLM does") from None

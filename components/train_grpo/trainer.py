@@ -199,19 +199,17 @@ class Trainer:
         timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
         self.history.timings.append(timing)
-        shown = {"reward": "reward", "length": "completion_length_tokens"}
+        shown: dict[str, float | str] = {"reward": row["reward"], "length": row["completion_length_tokens"]}
         if config.reward.weights != {"accuracy": 1.0}:  # else it is the reward
-            shown["accuracy"] = "accuracy"
+            shown["accuracy"] = percent(row["accuracy"])
         for name, column in (("truncated", "truncated_fraction"), ("no_answer", "unanswered_fraction")):
             if row[column] >= _SHOWN_FROM:
-                shown[name] = column
+                shown[name] = percent(row[column])
         if self.reference:
-            shown["kl"] = "kl"
+            shown["kl"] = row["kl"]
         if self.teacher:
-            shown["teacher_kl"] = "teacher_kl"
-        figures: dict[str, float | str] = {name: row[column] for name, column in shown.items()}
-        figures |= {name: percent(row[shown[name]]) for name in ("accuracy", "truncated", "no_answer") if name in shown}
-        bar.advance(**figures, tokens_per_s=timing["tokens_per_s"])
+            shown["teacher_kl"] = row["teacher_kl"]
+        bar.advance(**shown, tokens_per_s=timing["tokens_per_s"])
 
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model, with the metrics of the last step."""
