@@ -54,7 +54,7 @@ class Evaluator:
     config: EvaluateConfig
     generate: Generate
     verify: Verifier
-    policy: AnswerPolicy
+    answer_policy: AnswerPolicy
     environments: Environments | None = None
     """Where the model acts while it answers; None without tools."""
 
@@ -129,10 +129,12 @@ class Evaluator:
         first_sample = 0 if is_greedy else 1
         samples = [sample for group in groups for sample, _ in enumerate(group, start=first_sample)]
         completions = [completion for group in groups for completion in group]
-        grades = grade_completions(self.verify, answered_problems, completions, self.policy)
-        submissions = [  # after a failure of the environment, the response has no answer
-            Submission(problem.answer, "" if completion.failure else completion.response, self.policy, problem.question)
-            for problem, completion in zip(answered_problems, completions, strict=True)
+        grades = grade_completions(self.verify, answered_problems, completions, self.answer_policy)
+        # After a failure of the environment, the response has no answer.
+        responses = ["" if completion.failure else completion.response for completion in completions]
+        submissions = [
+            Submission(problem.answer, response, self.answer_policy, problem.question)
+            for problem, response in zip(answered_problems, responses, strict=True)
         ]
         flexible_grades = grade_flexibly(self.verify, submissions, grades)
         records = []
@@ -157,7 +159,7 @@ class Evaluator:
                 "num_tokens": completion.num_tokens,
                 "seed": None if is_greedy else sampling.seed,
                 "finished": completion.finished,
-                "worked": completion.is_worked(self.policy),
+                "worked": completion.is_worked(self.answer_policy),
             }
             if self.environments is not None:
                 record["turns"] = completion.turn_records()

@@ -21,7 +21,7 @@ _TOKEN_MEANS = (
     *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
 )
 """Metrics that are means over tokens, in the order of `UpdateMetrics.add`."""
-_LIMITS = ("tokens", "turns", "context")
+_TRAJECTORY_LIMITS = ("tokens", "turns", "context")
 """Limits that truncate a trajectory: sampled tokens, `tools.max_turns`, and the model's context."""
 _MAX_PARTS = 20
 """Parts of the environment's reward that have a column; there may be any number of parts."""
@@ -119,7 +119,7 @@ def trajectory_metrics(
     completions = [scored.completion for group in rollout.sampled for scored in group.scored_G]
     calls = [sum(turn.is_call for turn in each.turns) for each in completions]
     truncated = [_limit_reached(config, tools, each) for each in completions if each.truncated]
-    shares = {limit: truncated.count(limit) / len(completions) for limit in _LIMITS}
+    shares = {limit: truncated.count(limit) / len(completions) for limit in _TRAJECTORY_LIMITS}
     return {
         "turns": mean([len(each.turns) for each in completions]),
         "turns_max": max(len(each.turns) for each in completions),
@@ -157,7 +157,7 @@ def _reward_parts(
 
 
 def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:
-    """Return which of `_LIMITS` a truncated trajectory has reached."""
+    """Return which of `_TRAJECTORY_LIMITS` a truncated trajectory has reached."""
     if completion.num_tokens >= config.sampling.max_new_tokens:
         return "tokens"
     return "turns" if len(completion.turns) >= tools.max_turns else "context"

@@ -32,7 +32,7 @@ from components.train_grpo.scoring import Group, ScoredCompletion
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
-_OUTCOMES = ("right", "wrong", "truncated", "without an answer", "unscorable")
+_CATEGORIES = ("right", "wrong", "truncated", "without an answer", "unscorable")
 _MIN_MIXED = 0.25
 """Share of groups whose rewards differ, below which the first rollout prints advice."""
 _MAIN_CAUSE = 0.5
@@ -107,10 +107,10 @@ def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkp
 def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str]:
     """Yield lines that say whether the policy can learn from the first rollout, and what to change if not."""
     scored = [each for group in groups for each in group.scored_G]
-    counts = Counter(map(_outcome, scored))
-    shares = {outcome: counts[outcome] / len(scored) for outcome in _OUTCOMES if counts[outcome]}
+    counts = Counter(map(_category, scored))
+    shares = {category: counts[category] / len(scored) for category in _CATEGORIES if counts[category]}
     num_mixed = sum(rewards_differ(config, group) for group in groups)
-    shown = ", ".join(f"{percent(share, 0)} {outcome}" for outcome, share in shares.items())
+    shown = ", ".join(f"{percent(share, 0)} {category}" for category, share in shares.items())
     yield f"the first {len(scored)} completions: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
     if num_mixed < _MIN_MIXED * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
@@ -128,8 +128,8 @@ def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bo
     return lines
 
 
-def _outcome(scored: ScoredCompletion) -> str:
-    """Return which of `_OUTCOMES` a completion has."""
+def _category(scored: ScoredCompletion) -> str:
+    """Return which of `_CATEGORIES` a completion has."""
     if scored.why_unscorable is not None:
         return "unscorable"
     if scored.completion.truncated:
@@ -140,7 +140,7 @@ def _outcome(scored: ScoredCompletion) -> str:
 
 
 def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str:
-    """Return advice that may give a run a learning signal, by the shares of `_OUTCOMES` among its completions."""
+    """Return advice that may give a run a learning signal, by the shares of `_CATEGORIES` among its completions."""
     truncated = shares.get("truncated", 0.0)
     if truncated >= _MAIN_CAUSE:
         limit, ended = config.sampling.max_new_tokens, 1 - truncated

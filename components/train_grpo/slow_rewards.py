@@ -147,7 +147,7 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
     return result
 
 
-class Priced(float):
+class RewardWithUsage(float):
     """The value of a slow reward, with the numbers of tokens that a server counted for it."""
 
     prompt_tokens = 0

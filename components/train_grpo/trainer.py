@@ -67,7 +67,7 @@ class Trainer:
         with progress(_STAGE, self.config.num_steps) as bar:
             bar.skip(steps_done)
             for step in range(steps_done + 1, self.config.num_steps + 1):
-                if early_stop(self.config, self.history.curves, self.history.validation):
+                if early_stop(self.config, self.history):
                     break
                 self._step(step, bar)
                 after_step(step)

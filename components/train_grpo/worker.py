@@ -39,7 +39,7 @@ from components.train_grpo.scoring import Scorer
 from components.train_grpo.slow_rewards import Answers, write_totals
 from components.train_grpo.teacher import load_teacher
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.validation import Validator, best, choose_result, early_stop
+from components.train_grpo.validation import Validator, best_validation, choose_result, early_stop
 
 _NUM_PROBES = 8
 """Training problems whose solutions verify that sampler and trainer have the same weights, by log-probabilities."""
@@ -104,9 +104,9 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
     config, history = trainer.config, trainer.history
     live.step(*history.of_step(step))
     problem = missing_signal(config, history.curves)
-    early = early_stop(config, history.curves, history.validation)
+    early = early_stop(config, history)
     validation = next((each for each in history.validation if each["step"] == step), None)
-    is_best = config.checkpoint.keep_best and validation is not None and validation == best(history.validation)
+    is_best = validation is not None and validation == best_validation(history.validation)
     is_exported = config.publishes_checkpoints and step < config.num_steps
     resumption.after_step(
         step,
@@ -114,7 +114,7 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
         trainer.state,
         stop=stop,
         score=validation["accuracy"] if validation else None,
-        due=problem is not None or early is not None or is_best,
+        due=problem is not None or early is not None or (is_best and config.checkpoint.keep_best),
         tensors=trainer.reward_model.tensors if trainer.reward_model else dict,  # dict() is empty: no tensors
         export=trainer.export if is_exported else None,
     )
