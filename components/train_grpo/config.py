@@ -309,7 +309,7 @@ class SamplerConfig(Config):
         return self.servers is not None and self.max_staleness > 0
 
     @model_validator(mode="after")
-    def _engines_fit(self) -> "SamplerConfig":
+    def _parts_fit(self) -> "SamplerConfig":
         vllm = self.vllm
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
         shares_gpu = "this engine is on the trainer's; accepted: folder, ipc"
@@ -319,10 +319,6 @@ class SamplerConfig(Config):
         allows_mask = uses_vllm or self.max_staleness > 0 or self.correction.mask is None
         reason = "transformers samples from pi_old itself"
         _require(allows_mask, f"correction.mask needs vllm, servers or max_staleness above 0: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _staleness_fits(self) -> "SamplerConfig":
         is_corrected = self.max_staleness == 0 or self.correction.weight is not None
         _require(is_corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
         return self
