@@ -137,8 +137,9 @@ def _reward_parts(
 ) -> dict[str, float]:
     """Return the mean over completions of each part of the environment's reward, summed over their turns."""
     others = {reward_column(name): name for name in config.reward.names}
+    turns = [turn for each in completions for turn in each.turns]
     part_of_column: dict[str, str] = {}
-    for part in sorted({name for each in completions for turn in each.turns for name in turn.rewards}):
+    for part in sorted({part for turn in turns for part in turn.rewards}):
         column = reward_column(f"environment:{part}")
         other = part_of_column.get(column, others.get(column))
         if other is not None:

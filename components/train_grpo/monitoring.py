@@ -117,10 +117,11 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
 
 
 def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bool) -> list[str]:
-    """Print and return the lines of `first_look`; PipelineError if rewards differ in too few groups."""
+    """Return the lines of `first_look`, and print them with `is_main`; PipelineError if too few groups are mixed."""
     lines = list(first_look(config, groups))
-    for line in lines if is_main else ():
-        say("train_grpo", line)
+    if is_main:
+        for line in lines:
+            say("train_grpo", line)
     needed, num_mixed = config.reward.min_mixed_at_start, sum(rewards_differ(config, group) for group in groups)
     if num_mixed < needed * len(groups):
         found = f"rewards differ in {num_mixed} of the first {len(groups)} groups"

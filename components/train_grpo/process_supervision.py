@@ -43,13 +43,11 @@ def steps_of(
     supervision: str, completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]
 ) -> tuple[Step, ...]:
     """Return the steps of a completion: its lines, its turns, or the whole of it."""
-    match supervision:
-        case "process":
-            return tuple(line_steps(completion, grade, decode))
-        case "turn":
-            return tuple(turn_steps(completion, grade))
-        case _:  # "outcome"
-            return (Step(completion.num_tokens, outcome(grade)),)
+    if supervision == "process":
+        return tuple(line_steps(completion, grade, decode))
+    if supervision == "turn":
+        return tuple(turn_steps(completion, grade))
+    return (Step(completion.num_tokens, outcome(grade)),)
 
 
 def line_steps(completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]) -> list[Step]:

@@ -39,7 +39,7 @@ Settings = Callable[["TrainGRPOConfig", ModelConfig], dict[str, Any]]
 """Keyword arguments of a built-in reward, from the config and from that of the model."""
 _FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
 
-_THOUGHT_FIRST = re.compile(r"\s*<think>(?P<thought>.*?)</think>(?P<answer>.*)", re.DOTALL)
+_THOUGHT_FIRST = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
 
 # The registry ---------------------------------------------------------------------------------------------------------
@@ -177,7 +177,10 @@ def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, m
 def _thinks_first(text: str) -> bool:
     """Return whether a response is a single thought that is not empty, and then an answer without one."""
     match = _THOUGHT_FIRST.fullmatch(text)
-    return match is not None and bool(match["thought"].strip()) and "think>" not in match["thought"] + match["answer"]
+    if match is None:
+        return False
+    thought, answer = match.groups()
+    return thought.strip() != "" and "think>" not in thought + answer
 
 
 @built_in("length")

@@ -97,8 +97,9 @@ class Validator:
     def columns(self, measured: ValidationResult | None) -> dict[str, float]:
         """Return the columns of a step: the accuracy, also by source if there are several; NaN without a validation."""
         columns = {ACCURACY: measured["accuracy"] if measured else math.nan}
-        for source in self.sources if len(self.sources) > 1 else ():
-            columns[f"{ACCURACY}_{source}"] = measured["by_source"][source]["accuracy"] if measured else math.nan
+        if len(self.sources) > 1:
+            for source in self.sources:
+                columns[f"{ACCURACY}_{source}"] = measured["by_source"][source]["accuracy"] if measured else math.nan
         return columns
 
 
