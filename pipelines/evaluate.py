@@ -10,7 +10,7 @@ from typing import Any
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import MODEL_STAGE
 from components.evaluate.protocols import EXAMPLES_FILE, PIPELINE, PROTOCOLS, Dataset, Protocol
-from components.evaluate.questions import asked_model, read_questions
+from components.evaluate.questions import load_for_protocol, read_questions
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.math_dataset import MATH
 from components.prepare_data.source import FileSource, MalformedRow
@@ -71,7 +71,7 @@ def evaluate(
             config = validate(EvaluateConfig, values, name=MODEL_STAGE.name)
             run_problems = problems_of(model) if protocol.dataset is None else None
             problems = stack.enter_context(_problems(protocol, data or run_problems or _RAW_FILES, examples))
-            asked_model(folder, config, read_questions(config, problems))  # raises if they do not fit one another
+            load_for_protocol(folder, config, read_questions(config, problems))  # raises if they do not fit one another
             evaluations.append((config, problems))
         for config, problems in evaluations:
             say(MODEL_STAGE.name, f"{model}, protocol {config.protocol}")
