@@ -97,7 +97,7 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
             f"the test problems differ ({len(problems):,} and {len(other_problems):,}, of which "
             f"{len(problems & other_problems):,} are in both)"
         )
-    if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
+    if not same_protocol(first.scores["protocol"], second.scores["protocol"]):
         raise PipelineError("the protocols of evaluation differ")
     return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
 

@@ -23,6 +23,7 @@ from components.policy.packing import pack
 from components.preflight.config import Params
 from components.prepare_data.difficulty import Measured, PassRate, question_digest, read_pass_rates
 from components.prepare_data.prepare import prepare
+from components.report.formatting import duration
 from components.rollout.sampler import Sampling, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl, lineage
@@ -37,7 +38,7 @@ from components.train_grpo.rollouts import rewards_differ
 from components.train_grpo.scoring import Group, ScoredCompletion, Scorer
 from pipelines.limits import first_prompt
 from pipelines.run.history import read_run
-from pipelines.run.screen import duration, printable
+from pipelines.run.screen import printable
 from pipelines.run.settings import load as load_params
 
 _BAR_WIDTH = 40

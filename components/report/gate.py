@@ -47,7 +47,7 @@ class Outcome:
     answered: PairedCounts | None = None
     """Problems that both answered with finished and scorable text; None if these are all."""
     flexible: PairedCounts | None = None
-    """All problems under flexible extraction, for the report only; None if it was not recorded."""
+    """All problems under flexible extraction, for the report only; None for outcomes that are only assumed."""
     truncated: tuple[int, int] = (0, 0)
     """Answers of each model that reached the token limit."""
     unscorable: tuple[int, int] = (0, 0)
@@ -142,12 +142,16 @@ def claim_of(gate: GateConfig) -> Claim:
 
 
 def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> list[dict[str, Any]]:
-    """Return figures and decision for each source, the targets first; `first` is the key of the other model."""
+    """Return figures and decision for each source, the targets first; `first` is the key of the other model.
+
+    Empty without outcomes, as of a champion that cannot be compared.
+    """
     targets = {source: outcomes[source] for source in claim.target if source in outcomes}
-    p_values = {source: claim_p(outcome, claim) for source, outcome in targets.items()}
-    levels = holm_levels(p_values, claim.level) if claim.min_gain is not None else {}
-    ordered = {**targets, **outcomes}
-    parts = [_judge(source, outcome, claim, levels.get(source), first) for source, outcome in ordered.items()]
+    levels: dict[str, float] = {}
+    if claim.min_gain is not None:
+        levels = holm_levels({source: claim_p(outcome, claim) for source, outcome in targets.items()}, claim.level)
+    targets_first = {**targets, **outcomes}
+    parts = [_judge(source, outcome, claim, levels.get(source), first) for source, outcome in targets_first.items()]
     # One improved target suffices; if there is none, all targets fail. `improved` is None for other sources.
     any_improved = any(part["improved"] for part in parts)
     for part in parts:
@@ -171,7 +175,10 @@ def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
 
 
 def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
-    """Return figures and decision for one source; `level` is that of the test for a gain, None if none is required."""
+    """Return figures and decision for one source; `level` is the level of the test for a gain, None without a test.
+
+    Holm's procedure gives the level 0 to a target that it does not test.
+    """
     counts = outcome.counts
     part = {
         "source": source,
@@ -244,9 +251,11 @@ def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[
     sources = compare(champion.outcomes, claim, first="champion")
     if sources:
         missed = [part["reason"] for part in sources if not part["passed"]]
-        passed, reasons = not missed, missed or [part["reason"] for part in sources]
+        passed = not missed
+        reasons = missed or [part["reason"] for part in sources]
     else:
-        passed, reasons = champion.is_same or limits.if_incomparable == "pass", [champion.remark]
+        passed = champion.is_same or limits.if_incomparable == "pass"
+        reasons = [champion.remark]
     return {
         "tag": champion.tag,
         "comparable": bool(sources),

@@ -4,6 +4,7 @@ Exact: the numbers of answers that GRPO gains and loses on a source are multinom
 answers the gate passes from some number of gained ones on. Sources are independent. Health and champion are ignored.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -92,27 +93,24 @@ def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int
 
 
 def _probability(size: int, gate: GateConfig, source: str, passes: Callable[[PairedCounts], bool]) -> float:
-    """Return the probability that the counts of a source meet a condition that more gained answers cannot break."""
+    """Return the probability that the counts of a source pass; `passes` holds for more gained answers if for fewer."""
     from scipy.special import bdtrc  # bdtrc(k, n, p): probability of more than k successes in n trials
 
     lost = gate.expected_lost_fraction
     gained = lost + (gate.expected_gain if source in gate.target else 0.0)
     changed = lost + gained
-    spread = _STANDARD_DEVIATIONS * (size * changed * (1 - changed)) ** 0.5
-    numbers = np.arange(max(0, int(size * changed - spread)), min(size, int(size * changed + spread) + 1) + 1)
-    required = np.array([_fewest_gained(int(number), size, passes) for number in numbers])
-    share = gained / changed if changed else 0.0
-    weights = bdtrc(numbers - 1, size, changed) - bdtrc(numbers, size, changed)
-    return float((weights * bdtrc(required - 1, numbers, share)).sum())
+    mean, spread = size * changed, _STANDARD_DEVIATIONS * (size * changed * (1 - changed)) ** 0.5
+    num_changed = np.arange(max(0, int(mean - spread)), min(size, int(mean + spread) + 1) + 1)
+    required_gained = np.array([_fewest_gained(int(number), size, passes) for number in num_changed])
+    gained_share = gained / changed if changed else 0.0
+    probabilities = bdtrc(num_changed - 1, size, changed) - bdtrc(num_changed, size, changed)
+    return float((probabilities * bdtrc(required_gained - 1, num_changed, gained_share)).sum())
 
 
 def _fewest_gained(changed: int, size: int, passes: Callable[[PairedCounts], bool]) -> int:
-    """Return the fewest gained answers among `changed` ones that pass, by bisection; `changed + 1` if none do."""
-    low, high = 0, changed + 1
-    while low < high:
-        middle = (low + high) // 2
-        if passes(PairedCounts(0, changed - middle, middle, size - changed)):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """Return the fewest gained answers among `changed` ones that pass; `changed + 1` if no number passes."""
+
+    def passes_with(gained: int) -> bool:
+        return passes(PairedCounts(0, changed - gained, gained, size - changed))
+
+    return bisect_left(range(changed + 1), True, key=passes_with)

@@ -4,13 +4,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from components.preflight.config import STAGES, Params
+from components.report.formatting import duration
 from components.shared.config import Config
 from components.shared.lineage import Fingerprint, differences, fingerprint
 from components.shared.results import Record, Result, changed, damaged, read_record
 from components.shared.stage import WORK, Stage
 from components.shared.work import is_in_use, last_step, work_folder
 from pipelines.run.history import Run
-from pipelines.run.screen import duration
 from pipelines.run.stages import load_stage
 
 

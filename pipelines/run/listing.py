@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.filesize import decimal
 
+from components.report.formatting import duration
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.execution import ABSENT
@@ -25,7 +26,7 @@ from components.shared.progress import brief
 from components.shared.stage import WORK
 from components.shared.work import fingerprint_in, last_step, reserved
 from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
-from pipelines.run.screen import Screen, duration
+from pipelines.run.screen import Screen
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
 from pipelines.tables import aligned, change_lines, print_json, print_labelled, setting_changes

@@ -41,7 +41,7 @@ from pipelines.run.expected import Expectation, expectations, records
 from pipelines.run.history import About, Run, every_run, read_run, resolve
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style
 from pipelines.run.settings import heading, load
 from pipelines.run.stages import header
 from pipelines.run.watch import TRAININGS
@@ -152,7 +152,9 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
         index.write(history.OUTPUTS, params.register.registry)
     num_reused = sum(stage.reused_from is not None for stage in run.stages.values())
     reused = f" ({num_reused} unchanged)" if num_reused else ""
-    done = f"{tracker.num_finished} of {len(STAGES)} stages{reused} in {duration(time.monotonic() - started)}"
+    done = (
+        f"{tracker.num_finished} of {len(STAGES)} stages{reused} in {formatting.duration(time.monotonic() - started)}"
+    )
     screen.show(f"{done}; log: {folder / history.LOG}", Style.DIM)
     return exit_code
 
@@ -166,7 +168,7 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
         seconds = [each.seconds for each in computed if each.seconds is not None]
         estimate = "no time estimate: no earlier run is comparable"
         if len(seconds) == len(computed):
-            estimate = f"about {duration(sum(seconds))}"
+            estimate = f"about {formatting.duration(sum(seconds))}"
         screen.show(f"{len(computed)} of {len(expected)} stages would run ({estimate}); nothing was run", Style.DIM)
 
 

@@ -17,12 +17,13 @@ from typing import Any
 from markupsafe import Markup, escape
 from rich.text import Text
 
+from components.report.formatting import duration
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.live import COMPLETIONS, LIVE, RUN, STEPS
 from components.shared.progress import brief
 from pipelines.run.history import Run, StageRun, resolve
-from pipelines.run.screen import Screen, Style, duration, printable
+from pipelines.run.screen import Screen, Style, printable
 
 TRAININGS = ("train_sft", "train_grpo")
 _LABELS = {

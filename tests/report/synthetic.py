@@ -59,8 +59,8 @@ def make_run(
         if tools:
             records = [_in_turns(record) for record in records]
         jsonl.write_rows(evaluation / "records.jsonl", records)
-        protocol = {"protocol": {"name": "pipeline", "tools": TOOLS}} if tools else {}
-        summary = {**scores(records, num_samples=2, temperature=1.0), **protocol}
+        protocol = {"name": "pipeline", "split": "test", "tools": TOOLS if tools else None}
+        summary = {**scores(records, num_samples=2, temperature=1.0), "protocol": protocol}
         jsonl.write_json(evaluation / "scores.json", summary)
     rng = random.Random(seed)
     losses = [{"step": step, "loss": 0.3 + 3.2 / (1 + 0.06 * step)} for step in range(300)]
