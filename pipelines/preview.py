@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from textwrap import indent
 
@@ -64,9 +63,9 @@ def preview(
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
         prepare(run_params.prepare_data.model_copy(update=changes), problems=Path(scratch))
         train = read_problems(Path(scratch), Split.TRAIN)
-    sources = {name for name, weight in config.prompts.source_weights.items() if weight}
-    number = problems or (None if pass_rates else _NUM_PROBLEMS)
-    drawn = draw([each for each in train if not sources or each.source in sources], number, config.seed)
+    sources = {name for name, weight in config.prompts.source_weights.items() if weight}  # empty: all sources
+    candidates = [problem for problem in train if not sources or problem.source in sources]
+    drawn = draw(candidates, problems or (None if pass_rates else _NUM_PROBLEMS), config.seed)
     print(f"\n{first_prompt(run_params, drawn)}\n")
     name = _model_name(run_params, model)
     checkpoint = _checkpoint(run_params, train, name)
@@ -88,7 +87,7 @@ def preview(
     print(_times(config, checkpoint, groups, sampling_s))
     for example in examples(groups):
         print(f"\n{example}")
-    return verdict(config, groups)
+    return print_verdict(config, groups)
 
 
 def _model_name(params: Params, model: str | None) -> str | Path:
@@ -112,6 +111,7 @@ def _model_name(params: Params, model: str | None) -> str | Path:
 
 
 def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) -> Checkpoint:
+    """Load the model in a folder, or make the base model as fine-tuning does; `problems` are its training problems."""
     transformers.logging.disable_progress_bar()
     dtype = torch_dtype(params.train_grpo.engine)
     if isinstance(model, Path):
@@ -218,26 +218,28 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
         lambda each: not each.completion.finished or is_unanswered(each),
     )
     every = [(group.problem, scored) for group in groups for scored in group.scored_G]
-    for is_kind in kinds:
-        of_kind = ((problem, scored) for problem, scored in every if is_kind(scored))
-        for problem, scored in islice(of_kind, 1):
-            text = printable(scored.completion.text)
-            if len(text) > _SHOWN_CHARACTERS:
-                text = f"{text[:_SHOWN_CHARACTERS]} [...]"
-            end = "truncated" if scored.completion.truncated else scored.grade.why
-            expected = f"{problem.id}, expected {_in_one_line(problem.answer)}"
-            answered = f", answered `{_in_one_line(scored.grade.extracted)}`" if scored.grade.extracted else ""
-            heading = f"{expected}{answered}: {scored.grade.verdict} ({end})"
-            yield f"{heading}\n{indent(text, '    ', lambda _: True)}"
+    for is_of_kind in kinds:
+        first = next((each for each in every if is_of_kind(each[1])), None)
+        if first is None:
+            continue
+        problem, scored = first
+        text = printable(scored.completion.text)
+        if len(text) > _SHOWN_CHARACTERS:
+            text = f"{text[:_SHOWN_CHARACTERS]} [...]"
+        heading = f"{problem.id}, expected {_in_one_line(problem.answer)}"
+        if scored.grade.extracted:
+            heading += f", answered `{_in_one_line(scored.grade.extracted)}`"
+        reason = "truncated" if scored.completion.truncated else scored.grade.why
+        yield f"{heading}: {scored.grade.verdict} ({reason})\n{indent(text, '    ', lambda _: True)}"
 
 
 def _in_one_line(answer: str) -> str:
-    """The beginning of an answer, which may be a program or unit tests."""
+    """Return the beginning of an answer, which may be a program or unit tests."""
     return " ".join(printable(answer).split())[:80]
 
 
-def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
-    """Print whether anything can be learned; return 1 if all completions of each group have equal rewards."""
+def print_verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
+    """Print whether the policy can learn from these groups; return 0, or 1 if the rewards of each group are equal."""
     num_different = sum(rewards_differ(config, group) for group in groups)
     if num_different:
         num_mixed = sum(0 < group.num_right < len(group.scored_G) for group in groups)

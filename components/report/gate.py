@@ -29,7 +29,6 @@ from components.shared.statistics import (
     score,
 )
 
-Verdict = dict[str, Any]
 TRAINING_FIGURES = (
     ("sampler_mismatch", "sampler_mismatch", "mismatch of sampler and trainer", "max"),
     ("entropy", "entropy", "entropy of the policy", "min"),
@@ -93,7 +92,7 @@ class GateContext:
     """Number of other policies that were judged on these problems before."""
 
 
-def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateContext = GateContext()) -> Verdict:
+def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateContext = GateContext()) -> dict[str, Any]:
     """Return the verdict on the outcomes of SFT and GRPO by source, as in verdict.json."""
     configured, gate = gate, with_targets(gate, outcomes)
     unknown = [source for source in gate.target if source not in outcomes]
@@ -122,7 +121,7 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
         "reasons": missed,
         "gate": configured.model_dump(mode="json"),
         # All targets together, for headlines; no condition.
-        "target": {"source": " + ".join(gate.target), "sources": list(gate.target), **_figures(pooled, "sft")},
+        "target": {"source": " + ".join(gate.target), "sources": list(gate.target), **figures(pooled, "sft", "grpo")},
         "sources": sources,
         "health": conditions,
         "champion": champion,
@@ -182,7 +181,7 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
     counts = outcome.counts
     part = {
         "source": source,
-        **_figures(counts, first),
+        **figures(counts, first, "grpo"),
         "level": level,
         "min_gain": claim.min_gain if level is not None else None,
         "gain_bound": paired_gain_bound(counts, level) if level else None,
@@ -198,15 +197,15 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
     return {**part, "reason": _reason(part, claim, other="SFT" if first == "sft" else f"the {first}")}
 
 
-def _figures(counts: PairedCounts, first: str) -> dict[str, Any]:
-    """Return scores, gain and p-value of GRPO and another model, whose key is `first`."""
+def figures(counts: PairedCounts, first: str, second: str) -> dict[str, Any]:
+    """Return the scores of two models, whose keys are `first` and `second`, and the gain of the second one."""
     return {
         first: score(counts.both + counts.only_first, counts.total),
-        "grpo": score(counts.both + counts.only_second, counts.total),
+        second: score(counts.both + counts.only_second, counts.total),
         "gain": counts.gain,
         "gain_interval": list(paired_gain_interval(counts)),
         f"only_{first}_right": counts.only_first,
-        "only_grpo_right": counts.only_second,
+        f"only_{second}_right": counts.only_second,
         "p_value": mcnemar_p(counts),
     }
 
