@@ -92,11 +92,11 @@ def _expected(
 
 
 def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:
-    """Return how work differs from the latest of a comparable run, or ""; inputs yet to be computed count as equal."""
+    """Return how work differs from the latest work of a comparable run; empty if it does not."""
     for before, results in records(stage.name):
         run = next((result.run for result in results if result.run in comparable), None)
         if run:
-            inputs = {**before["inputs"], **work["inputs"]}
+            inputs = {**before["inputs"], **work["inputs"]}  # inputs that are not computed yet count as equal
             difference = differences(stage.name, before, {**work, "inputs": inputs})
-            return difference and f"{difference} since {run}"
+            return f"{difference} since {run}" if difference else ""
     return "no earlier run of this params file has finished it"

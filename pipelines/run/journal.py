@@ -86,5 +86,6 @@ class Tracker:
         self._announce()
 
     def _announce(self) -> None:
+        """Show the header of the running stage."""
         if self.running:
             self._screen.header(self.num_finished + 1, len(self.stages), self.running)
