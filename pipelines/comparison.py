@@ -73,11 +73,11 @@ def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
         missing = [path for path, content in zip(paths, contents, strict=True) if content is None]
         if missing:
             raise PipelineError(f"{version.tag}: has no {missing[0]}")
-        texts = [content.decode() for content in contents if content is not None]
-        registration, verdict, summary, made_by = map(json.loads, texts[:-1])
-        storage = storage_url(texts[-1], snapshot.location, snapshot.origin)
+        *files, dvc_config = (content.decode() for content in contents if content is not None)
+        registration, verdict, summary, lineage_file = map(json.loads, files)
+        storage = storage_url(dvc_config, snapshot.location, snapshot.origin)
         names = tuple(aliases.get(version.tag, ()))
-        facts.append(Facts(version, names, registration, verdict, summary, made_by, storage))
+        facts.append(Facts(version, names, registration, verdict, summary, lineage_file, storage))
     return facts
 
 

@@ -256,7 +256,7 @@ def read_findings(
     if training:  # later steps are not in the policy
         steps = steps[: training["policy_step"]]
     first_rollout = folders["grpo_training"] / FIRST_ROLLOUT
-    lineages = {name: lineage.read(folder) for name, folder in sorted(folders.items())}
+    lineages = {name: made_by for name, folder in sorted(folders.items()) if (made_by := lineage.read(folder))}
     return Findings(
         evaluations,
         pairs,
@@ -366,8 +366,6 @@ def read_evaluation(folder: Path) -> Evaluation:
         if record.id in greedy:
             raise PipelineError(f"{path}:{number}: second greedy answer to problem {record.id}; evaluate again")
         greedy[record.id] = record
-    if not greedy:
-        raise PipelineError(f"{path}: contains no greedy answer (sample 0); evaluate again")
     scores = jsonl.read_json(folder / "scores.json")
     scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
     right = Counter(record.source for record in greedy.values() if record.verdict == "right")
@@ -389,7 +387,7 @@ def _check_comparable(first: Evaluation, second: Evaluation) -> None:
         )
 
 
-def collect_provenance(lineages: Mapping[str, Lineage | None], own: Mapping[str, dict[str, Any]]) -> Provenance:
+def collect_provenance(lineages: Mapping[str, Lineage], own: Mapping[str, dict[str, Any]]) -> Provenance:
     """Return the provenance of artifacts from their lineages by name; PipelineError if they are of different runs.
 
     `own` has the config of the report itself, which has no lineage yet, by its stage.
@@ -400,8 +398,6 @@ def collect_provenance(lineages: Mapping[str, Lineage | None], own: Mapping[str,
     revisions: list[str] = []
     hardware: list[str] = []
     for name, made_by in lineages.items():
-        if made_by is None:
-            continue
         for work in made_by.works:
             if configs.setdefault(work.stage, work.config) != work.config:
                 raise PipelineError(

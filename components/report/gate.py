@@ -281,28 +281,25 @@ def health(
     """Return the conditions on the policy's answers to each source and on the end of its training."""
     conditions = []
     for source, outcome in outcomes.items():
-        for name, (_, number), limit in (
+        for name, (_, num_answers), limit in (
             ("truncated", outcome.truncated, limits.max_truncated_fraction),
             ("unscorable", outcome.unscorable, limits.max_unscorable_fraction),
         ):
-            fraction = number / outcome.counts.total
-            required = f"at most {percent(limit)}"
-            answers = f"{source}: {name} answers of the policy"
-            conditions.append(_condition(answers, percent(fraction), required, fraction <= limit))
+            fraction = num_answers / outcome.counts.total
+            condition = f"{source}: {name} answers of the policy"
+            conditions.append(_condition(condition, percent(fraction), f"at most {percent(limit)}", fraction <= limit))
     for key, _, name, kind in TRAINING_FIGURES:
         limit, figure = getattr(limits, f"{kind}_{key}"), training.get(key)
         if limit is None:
             continue
         required = f"{'at most' if kind == 'max' else 'at least'} {limit:g}"
-        if figure is None:
-            measured, passed = "not recorded", False
-        else:
-            measured = f"{figure:.3g}"
-            passed = figure <= limit if kind == "max" else figure >= limit
+        measured = "not recorded" if figure is None else f"{figure:.3g}"
+        passed = figure is not None and (figure <= limit if kind == "max" else figure >= limit)
         conditions.append(_condition(f"{name} at the end of training", measured, required, passed))
     return conditions
 
 
 def _condition(name: str, measured: str, required: str, passed: bool) -> dict[str, Any]:
+    """Return a condition as in verdict.json; `required` begins with `at most` if it is an upper limit."""
     reason = f"{name}: {measured} ({required} {'allowed' if required.startswith('at most') else 'required'})"
     return {"name": name, "measured": measured, "required": required, "passed": passed, "reason": reason}

@@ -185,7 +185,10 @@ def page_of_run(config: Mapping[str, Any], folders: Mapping[str, str], report: P
 
 
 def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
-    """Return a row for each stage of a run, and a total: name, time, processor time and sampled tokens, as text."""
+    """Return rows with name, time, processor time and sampled tokens, as text: one for each stage, and a total.
+
+    There are no rows while the times are not known.
+    """
     if not run.seconds:
         return []
     tokens = {"evaluate": sum(evaluation.num_tokens for evaluation in findings.evaluations.values())}

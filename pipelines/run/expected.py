@@ -69,17 +69,15 @@ def _expected(
     """Return the expectation of one stage; if it reuses a result, add this to `reused`, the results by stage."""
     sources = {name: source.split("/") for name, source in stage.inputs.items()}  # its stage, and the output there
     inputs = {name: reused[maker].digests[output] for name, (maker, output) in sources.items() if maker in reused}
-    computed = dict.fromkeys(maker for maker, _ in sources.values() if maker not in reused)
+    computed_before = dict.fromkeys(maker for maker, _ in sources.values() if maker not in reused)
     work = fingerprint(stage.name, config, inputs, stage.sources(config))
     reason = ""
     if stage.never_reused or is_fresh:
         reason = stage.never_reused or "requested"
-    elif computed:
-        reason = _difference(stage, work, comparable) or f"after {', '.join(computed)}"
+    elif computed_before:
+        reason = _difference(stage, work, comparable) or f"after {', '.join(computed_before)}"
     else:
         for result in Record(WORK, stage.name, work).results():
-            if result.outputs.keys() != {*stage.outputs}:
-                continue
             defect = changed(result) or damaged(result)
             if not defect:
                 reused[stage.name] = result
@@ -87,7 +85,7 @@ def _expected(
             reason = reason or defect
         reason = reason or _difference(stage, work, comparable)
     folder = work_folder(WORK, stage.name, work)
-    can_resume = not computed and folder.is_dir() and not is_in_use(folder)
+    can_resume = not computed_before and folder.is_dir() and not is_in_use(folder)
     return Expectation(stage.name, None, reason, step=last_step(folder) if can_resume else None)
 
 
