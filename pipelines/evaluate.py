@@ -30,7 +30,6 @@ _SOURCES: dict[Dataset, FileSource] = {
     "math": MATH(kind="math", train=Path("MATH/train"), test=Path("MATH/test")),
 }
 """Files of each dataset in a folder of raw files; MATH-500 is a selection of MATH's test split."""
-_HEADER = ("protocol", "source", "problems", "tools", "strict", "flexible", "truncated", "unscorable")
 
 
 def evaluate(
@@ -141,7 +140,8 @@ def _read_raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table of the scores by protocol and source, with 95 % intervals."""
     columns = _sampled_columns(next(iter(results.values())))  # the same for all protocols
-    lines = [[*_HEADER, *(f"{key.removesuffix('_at_k')}@{k}" for key, k in columns)]]
+    header = ["protocol", "source", "problems", "tools", "strict", "flexible", "truncated", "unscorable"]
+    lines = [[*header, *(f"{key.removesuffix('_at_k')}@{k}" for key, k in columns)]]
     for name, scores in results.items():
         tools = (scores["protocol"]["tools"] or {}).get("environment", "none")
         for source, strict in scores["greedy"]["by_source"].items():

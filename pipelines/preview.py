@@ -67,10 +67,11 @@ def preview(
     candidates = [problem for problem in train if not sources or problem.source in sources]
     drawn = draw(candidates, problems or (None if pass_rates else _NUM_PROBLEMS), config.seed)
     print(f"\n{first_prompt(run_params, drawn)}\n")
-    name = _model_name(run_params, model)
-    checkpoint = _checkpoint(run_params, train, name)
+    folder, sft, dtype = _model_folder(run_params, model), run_params.train_sft, torch_dtype(config.engine)
+    transformers.logging.disable_progress_bar()
+    checkpoint = load(folder, dtype=dtype) if folder else create(sft.model, train, seed=sft.seed, dtype=dtype)
     if pass_rates:
-        measure_pass_rates(config, checkpoint, drawn, str(name), pass_rates)
+        measure_pass_rates(config, checkpoint, drawn, str(folder or sft.model.base), pass_rates)
         return 0
     started, groups = time.monotonic(), list[Group]()
     print(f"sampling {config.group_size} completions for each of {len(drawn)} problems", flush=True)
@@ -90,8 +91,8 @@ def preview(
     return print_verdict(config, groups)
 
 
-def _model_name(params: Params, model: str | None) -> str | Path:
-    """Return the name of the base model, or the folder of the reference or model that `model` names."""
+def _model_folder(params: Params, model: str | None) -> Path | None:
+    """Return the folder of the reference or model that `model` names; None for the base model."""
     base_model = params.train_sft.model
     if model is None:
         if base_model.scratch:
@@ -101,22 +102,13 @@ def _model_name(params: Params, model: str | None) -> str | Path:
             )
         if params.train_sft.num_steps:
             print("this is the base model; after fine-tuning, preview the run's reference: --model outputs/latest")
-        return base_model.base
+        return None
     run = read_run(Path(model).resolve())
     stage = run.stages.get("train_sft") if run else None
     folder = stage.outputs["reference"] if stage and stage.finished else Path(model)
     if not holds_model(folder):
         raise PipelineError(f"preview: {model}: neither a run that has fine-tuned nor a model that a stage has saved")
     return folder
-
-
-def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) -> Checkpoint:
-    """Load the model in a folder, or make the base model as fine-tuning does; `problems` are its training problems."""
-    transformers.logging.disable_progress_bar()
-    dtype = torch_dtype(params.train_grpo.engine)
-    if isinstance(model, Path):
-        return load(model, dtype=dtype)
-    return create(params.train_sft.model, problems, seed=params.train_sft.seed, dtype=dtype)
 
 
 def measure_pass_rates(

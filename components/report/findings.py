@@ -168,12 +168,10 @@ class Findings:
         }
 
     def by_group(self, key: str) -> list[tuple[str, str, dict[str, Any]]]:
-        """Return source, group and scores by model for a key such as `by_subject`; no rows for sources with one group.
-
-        Sources whose problems have no subject or level are not in the table.
-        """
+        """Return source, group and scores by model for a key such as `by_subject`, without sources of one group."""
         rows = []
         for source in self.sources:
+            # A source whose problems have no subject or level is not in the table.
             scores = {model: each.scores["greedy"][key].get(source, {}) for model, each in self.evaluations.items()}
             groups = scores["grpo"]
             if len(groups) > 1:
