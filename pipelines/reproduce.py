@@ -99,7 +99,8 @@ def _variables(environment: Environment | None) -> dict[str, str]:
         for name, value in os.environ.items()
         if name.startswith(_MACHINE_VARIABLES) or not (is_numerical(name) or name == WORK_VARIABLE)
     }
-    return {**(environment.variables if environment else {}), **from_here}
+    recorded = environment.variables if environment else {}
+    return {**recorded, **from_here}
 
 
 def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> dict[str, str]:

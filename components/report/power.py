@@ -93,7 +93,7 @@ def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int
 
 
 def _probability(size: int, gate: GateConfig, source: str, passes: Callable[[PairedCounts], bool]) -> float:
-    """Return the probability that the counts of a source pass; `passes` holds for more gained answers if for fewer."""
+    """Return the probability that the counts of a source pass; counts that pass still do with more gained answers."""
     from scipy.special import bdtrc  # bdtrc(k, n, p): probability of more than k successes in n trials
 
     lost = gate.expected_lost_fraction
