@@ -92,10 +92,12 @@ def curve_chart(
             marker = "o" if len(values) == 1 else None
             axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
             style = {"linestyle": (0, (3, 2)), "linewidth": 1.3}
-        _fit(axes, *((-4, 104) if fraction else (0, 0)))
+        low, high = (-4, 104) if fraction else (0, 0)
+        _fit(axes, low, high)
         _label(axes, percent=fraction)
         axes.grid(axis="y")
-        return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
+        chart = _svg(figure, title, curves, percent=fraction)
+    return chart, (legend if len(names) > 1 else [])
 
 
 def _fit(axes: Any, low: float, high: float) -> None:

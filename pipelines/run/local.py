@@ -127,7 +127,7 @@ def _check(path: Path, params: Params, patch: str) -> list[str]:
 
 
 def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
-    """Run all stages in the folder of a new run, and return the exit code."""
+    """Run all stages in the folder of a new run, show the result, and return the exit code."""
     started = time.monotonic()
     # A stopped training writes a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)

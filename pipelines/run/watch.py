@@ -130,7 +130,7 @@ def view(training: Training, width: int, height: int) -> list[Text]:
 def _headline(training: Training, width: int) -> Text:
     """Return the line with the number of finished steps, a bar if there is space, and the time left."""
     done, total, left_s = len(training.rows), training.num_steps, training.seconds_left
-    if not total:
+    if total is None:
         return Text(f"step {done}", Style.BOLD)
     line = Text(f"step {done}/{total}", Style.BOLD)
     if width >= 60:
@@ -279,7 +279,7 @@ class _Display:
             for row in training.rows[self._num_rows :]:
                 known = ((label, row.get(name)) for name, label in _LABELS.items())
                 figures = "  ".join(f"{label} {brief(value)}" for label, value in known if value is not None)
-                total = f"/{training.num_steps}" if training.num_steps else ""
+                total = "" if training.num_steps is None else f"/{training.num_steps}"
                 self._screen.show(f"{training.stage} {row['step']}{total}  {figures}")
         self._num_completions, self._num_rows = len(training.completions), len(training.rows)
 
