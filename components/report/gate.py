@@ -54,18 +54,6 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Requirements on a model compared with another one on the same problems; see `GateConfig`."""
-
-    target: tuple[str, ...]
-    min_gain: float | None
-    """None if it need not be better, only not worse."""
-    margin: float
-    level: float
-    formatting_counts: bool = False
-
-
-@dataclass(frozen=True)
 class ChampionOutcomes:
     """The current champion, and how it answered the same problems."""
 
@@ -101,7 +89,7 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
             f'report.gate.target: no test problem comes from "{unknown[0]}"; '
             f"sources with test problems: {', '.join(outcomes)}"
         )
-    sources = compare(outcomes, claim_of(gate), first="sft")
+    sources = compare(outcomes, gate, first="sft")
     conditions = health(outcomes, gate.health, context.training)
     test_set_use = None
     if context.split == Split.TEST:
@@ -135,22 +123,21 @@ def with_targets(gate: GateConfig, sources: Iterable[str]) -> GateConfig:
     return gate if gate.target else gate.model_copy(update={"target": tuple(sources)})
 
 
-def claim_of(gate: GateConfig) -> Claim:
-    """Return the gate's requirements on the policy compared with SFT."""
-    return Claim(gate.target, gate.min_gain, gate.margin, gate.max_p_value, gate.formatting_counts)
-
-
-def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> list[dict[str, Any]]:
+def compare(
+    outcomes: Mapping[str, Outcome], gate: GateConfig, *, first: str, needs_gain: bool = True
+) -> list[dict[str, Any]]:
     """Return figures and decision for each source, the targets first; `first` is the key of the other model.
 
-    Empty without outcomes, as of a champion that cannot be compared.
+    Without `needs_gain`, the policy only has to be not worse. Empty without outcomes, as of a champion that cannot be
+    compared.
     """
-    targets = {source: outcomes[source] for source in claim.target if source in outcomes}
+    targets = {source: outcomes[source] for source in gate.target if source in outcomes}
     levels: dict[str, float] = {}
-    if claim.min_gain is not None:
-        levels = holm_levels({source: claim_p(outcome, claim) for source, outcome in targets.items()}, claim.level)
+    if needs_gain:
+        p_values = {source: gain_p(outcome, gate) for source, outcome in targets.items()}
+        levels = holm_levels(p_values, gate.max_p_value)
     targets_first = {**targets, **outcomes}
-    parts = [_judge(source, outcome, claim, levels.get(source), first) for source, outcome in targets_first.items()]
+    parts = [_judge(source, outcome, gate, levels.get(source), first) for source, outcome in targets_first.items()]
     # One improved target suffices; if there is none, all targets fail. `improved` is None for other sources.
     any_improved = any(part["improved"] for part in parts)
     for part in parts:
@@ -158,22 +145,22 @@ def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> lis
     return parts
 
 
-def claim_p(outcome: Outcome, claim: Claim) -> float:
-    """Return the p-value of the claim to be better: the largest of several tests, all of which must reject."""
+def gain_p(outcome: Outcome, gate: GateConfig) -> float:
+    """Return the p-value of the claim that the policy is better: the largest one of tests that must all reject."""
     tests = [mcnemar_p(outcome.counts)]
-    if claim.min_gain:
-        tests.append(paired_gain_p(outcome.counts, claim.min_gain))
-    if outcome.answered and not claim.formatting_counts:
+    if gate.min_gain:
+        tests.append(paired_gain_p(outcome.counts, gate.min_gain))
+    if outcome.answered and not gate.formatting_counts:
         tests.append(mcnemar_p(outcome.answered))
     return max(tests)
 
 
-def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
+def is_not_worse(counts: PairedCounts, gate: GateConfig) -> bool:
     """Return whether a loss of the margin or more is excluded; a margin of 1 means no requirement."""
-    return claim.margin >= 1 or paired_gain_p(counts, -claim.margin) <= claim.level
+    return gate.margin >= 1 or paired_gain_p(counts, -gate.margin) <= gate.max_p_value
 
 
-def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
+def _judge(source: str, outcome: Outcome, gate: GateConfig, level: float | None, first: str) -> dict[str, Any]:
     """Return figures and decision for one source; `level` is the level of the test for a gain, None without a test.
 
     Holm's procedure gives the level 0 to a target that it does not test.
@@ -183,18 +170,18 @@ def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, fir
         "source": source,
         **figures(counts, first, "grpo"),
         "level": level,
-        "min_gain": claim.min_gain if level is not None else None,
+        "min_gain": gate.min_gain if level is not None else None,
         "gain_bound": paired_gain_bound(counts, level) if level else None,
-        "margin": claim.margin,
-        "lower_bound": paired_gain_bound(counts, claim.level),
-        "improved": None if level is None else claim_p(outcome, claim) <= level,
-        "not_worse": is_not_worse(counts, claim),
+        "margin": gate.margin,
+        "lower_bound": paired_gain_bound(counts, gate.max_p_value),
+        "improved": None if level is None else gain_p(outcome, gate) <= level,
+        "not_worse": is_not_worse(counts, gate),
         "truncated": {first: outcome.truncated[0], "grpo": outcome.truncated[1]},
         "unscorable": {first: outcome.unscorable[0], "grpo": outcome.unscorable[1]},
         "answered": _gain(outcome.answered),
         "flexible": _gain(outcome.flexible),
     }
-    return {**part, "reason": _reason(part, claim, other="SFT" if first == "sft" else f"the {first}")}
+    return {**part, "reason": _reason(part, gate, other="SFT" if first == "sft" else f"the {first}")}
 
 
 def figures(counts: PairedCounts, first: str, second: str) -> dict[str, Any]:
@@ -217,11 +204,11 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
     return {"total": counts.total, "gain": counts.gain, "p_value": mcnemar_p(counts)}
 
 
-def _reason(part: Mapping[str, Any], claim: Claim, other: str) -> str:
+def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
     """Return how GRPO compares with the other model on a source, with what is required."""
     level, text = part["level"], f"{part['source']}: {points(part['gain'])} points against {other}, "
     if level is None:  # not a target: only a loss is tested
-        return text + _bound(part["lower_bound"], claim.level, -claim.margin)
+        return text + _bound(part["lower_bound"], gate.max_p_value, -gate.margin)
     if level == 0:  # Holm's procedure stopped before
         text += "not tested, since another target failed with a smaller p-value"
     else:
@@ -229,13 +216,13 @@ def _reason(part: Mapping[str, Any], claim: Claim, other: str) -> str:
         text += f"{bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
     answered = part["answered"]
     # Improved on all problems, but not on those that both models answered.
-    if answered and not claim.formatting_counts and part["p_value"] <= level < answered["p_value"]:
+    if answered and not gate.formatting_counts and part["p_value"] <= level < answered["p_value"]:
         text += (
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss of over {100 * claim.margin:.1f} points cannot be ruled out"
+        text += f"; a loss of over {100 * gate.margin:.1f} points cannot be ruled out"
     return text
 
 
@@ -246,8 +233,9 @@ def _bound(bound: float, level: float, required: float) -> str:
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
     """Return figures and decision for a policy compared with the champion."""
     limits = gate.champion
-    claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
-    sources = compare(champion.outcomes, claim, first="champion")
+    required = gate.model_copy(update={"min_gain": limits.min_gain or 0.0, "margin": limits.margin})
+    needs_gain = limits.min_gain is not None
+    sources = compare(champion.outcomes, required, first="champion", needs_gain=needs_gain)
     if sources:
         missed = [part["reason"] for part in sources if not part["passed"]]
         passed = not missed
@@ -272,7 +260,7 @@ def _passable(outcomes: Mapping[str, Outcome], gate: GateConfig) -> bool:
     for source, outcome in outcomes.items():
         solved_by_sft = outcome.counts.both + outcome.counts.only_first
         perfect[source] = Outcome(PairedCounts(solved_by_sft, 0, outcome.counts.total - solved_by_sft, 0))
-    return all(part["passed"] for part in compare(perfect, claim_of(gate), first="sft"))
+    return all(part["passed"] for part in compare(perfect, gate, first="sft"))
 
 
 def health(

@@ -12,7 +12,7 @@ import numpy as np
 
 from components.report.config import GateConfig
 from components.report.formatting import points
-from components.report.gate import Outcome, claim_of, claim_p, is_not_worse, with_targets
+from components.report.gate import Outcome, gain_p, is_not_worse, with_targets
 from components.shared.page import percent
 from components.shared.statistics import PairedCounts
 
@@ -56,17 +56,16 @@ def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
 
     It gains the expected points on every target, and on every other source as many answers as it loses.
     """
-    claim = claim_of(gate)
-    level = claim.level / len(claim.target)  # the best target has to pass Holm's first level
+    level = gate.max_p_value / len(gate.target)  # the best target has to pass Holm's first level
 
     def better(counts: PairedCounts) -> bool:
-        return is_not_worse(counts, claim) and claim_p(Outcome(counts), claim) <= level
+        return is_not_worse(counts, gate) and gain_p(Outcome(counts), gate) <= level
 
     # P(passes) = P(worse on no source) - P(worse on no source, better on no target)
     none_worse, none_worse_none_better = 1.0, 1.0
     for source, size in sizes.items():
-        p_not_worse = _probability(size, gate, source, partial(is_not_worse, claim=claim))
-        p_better = _probability(size, gate, source, better) if source in claim.target else 0.0
+        p_not_worse = _probability(size, gate, source, partial(is_not_worse, gate=gate))
+        p_better = _probability(size, gate, source, better) if source in gate.target else 0.0
         none_worse *= p_not_worse
         none_worse_none_better *= p_not_worse - p_better
     return none_worse - none_worse_none_better
