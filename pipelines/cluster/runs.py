@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from components.report.formatting import duration
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, activity, failures, is_lost, outcome, poll
@@ -20,7 +21,7 @@ from pipelines.cluster.stages import (
     parameter,
     stages,
 )
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style
 from pipelines.tables import aligned
 
 _NUM_RUNS = 10
