@@ -87,7 +87,9 @@ class Lengths(decoding.Decoding):
         return place == self.lengths_B[number]
 
     def _sample_next(self, numbers: Sequence[int], logits_RV: Tensor, uniform_RT: Tensor) -> None:
-        self._ends_R = torch.tensor([self.ends(number, self._active[number].num_sampled + 1) for number in numbers])
+        self._ends_R = torch.tensor(
+            [self.ends(number, self._trajectories[number].num_sampled + 1) for number in numbers]
+        )
         super()._sample_next(numbers, logits_RV, uniform_RT)
 
     def _sample(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:

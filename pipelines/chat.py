@@ -82,8 +82,8 @@ class Model:
 
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        is_foreign = checkpoint.config.chat is None and not (folder / PIPELINE_FILE).is_file()  # no stage saved it
-        if is_foreign and checkpoint.tokenizer.chat_template:
+        # A stage saves in the file whether prompts use the chat template. A model from elsewhere uses it if it has one.
+        if not (folder / PIPELINE_FILE).is_file() and checkpoint.tokenizer.chat_template:
             checkpoint = replace(checkpoint, config=checkpoint.config.model_copy(update={"chat": ChatConfig()}))
         self.checkpoint, self._max_new_tokens = checkpoint, max_new_tokens
         # This is transformers' own class, because the model class of the training expects packed sequences.
@@ -122,19 +122,19 @@ class Model:
                     for line in printable(answer.observation.text).splitlines():
                         print(f"{_OBSERVATION_PREFIX}{line}")
         completion = trajectory.completion()
-        self.conversation += self._messages(completion)
+        self.conversation += self._answer_messages(completion)
         if completion.failure is not None:
             print(f"(its environment failed: {completion.failure})")
         elif not completion.finished:
-            print(self._limit_reached(completion))
+            print(self._reached_limit(completion))
 
     def _streamer(self) -> Any:
         """Return a streamer that prints sampled tokens as text, without special tokens and control characters."""
         import transformers
 
         streamer = transformers.TextStreamer(self.checkpoint.tokenizer, skip_prompt=True, skip_special_tokens=True)
-        show = streamer.on_finalized_text
-        streamer.on_finalized_text = lambda text, stream_end=False: show(printable(text), stream_end)
+        print_text = streamer.on_finalized_text
+        streamer.on_finalized_text = lambda text, stream_end=False: print_text(printable(text), stream_end)
         return streamer
 
     def generate(self, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
@@ -160,7 +160,10 @@ class Model:
         return sampled
 
     def prompt_ids(self, question: str) -> tuple[int, ...]:
-        """Add a question to the conversation and return all of its tokens; without chat template, the question's."""
+        """Add a question to the conversation, and return the tokens of all of it.
+
+        Without chat template, each question is separate: return the tokens of its prompt.
+        """
         prompt_format = self.checkpoint.format
         if prompt_format.template is None:
             return self.checkpoint.prompt_ids(question)
@@ -170,8 +173,9 @@ class Model:
         text = prompt_format.template.render(self.conversation, is_prompt=True, thinking=thinking, tools=tools)
         return self.checkpoint.encode(text)
 
-    def _messages(self, completion: "Completion") -> "Iterator[Message]":
+    def _answer_messages(self, completion: "Completion") -> "Iterator[Message]":
         """Yield the messages that an answer adds to the conversation."""
+        # Fenced calls and the answers to them are parts of one message.
         if self.checkpoint.format.call_format == "fenced" or not completion.turns:
             yield {"role": "assistant", "content": completion.text}
             return
@@ -180,8 +184,8 @@ class Model:
             if turn.observation:
                 yield from self.checkpoint.format.replies(turn.observation)
 
-    def _limit_reached(self, completion: "Completion") -> str:
-        """Return a sentence about the limit at which a completion was truncated."""
+    def _reached_limit(self, completion: "Completion") -> str:
+        """Return a remark that names the limit at which a completion was truncated."""
         tools = self.checkpoint.config.tools
         if completion.num_tokens >= self._max_new_tokens:
             return f"(truncated after {self._max_new_tokens:,} tokens; --max-new-tokens sets the limit)"

@@ -1,6 +1,6 @@
 """The command `grpo-pipeline`: run the graph here or on a cluster, plan a run, fetch data or a version, grade.
 
-Each command is one entry of `parser`: its name, the function that it calls with its options, and these.
+`parser` adds each command with its name, the function that it calls, and the options, which are the arguments.
 """
 
 import argparse
@@ -95,7 +95,7 @@ def _add(commands: Any, name: str, function: str, summary: str, *shared: argpars
 
 
 def _call(function: str, options: argparse.Namespace) -> int:
-    """Call `package.module:function` with the options; return the exit code that it returns, if any, otherwise 0."""
+    """Call `package.module:function` with the options; return its result if that is an exit code, otherwise 0."""
     module, _, name = function.partition(":")
     values = {key: value for key, value in vars(options).items() if key != "command"}
     result = getattr(import_module(module), name)(**values)

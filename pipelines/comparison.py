@@ -13,11 +13,10 @@ from components.register.snapshot import Snapshot, Version
 from components.register.storage import storage_url
 from components.report.champion import same_protocol
 from components.report.findings import Evaluation, Pair, outcomes_of, problems_of, read_evaluation
-from components.report.gate import Outcome
+from components.report.gate import Outcome, figures
 from components.shared.errors import PipelineError
 from components.shared.execution import environment_differences
 from components.shared.lineage import FILE_NAME, Lineage, flat, parse
-from components.shared.statistics import mcnemar_p, paired_gain_interval, score
 from pipelines.tables import changes, setting_changes
 
 EVALUATION = "evaluation/grpo"  # folder of a version with the records of its policy
@@ -34,7 +33,9 @@ class Facts:
     verdict: dict[str, Any]
     summary: dict[str, Any]
     lineage_file: Any
+    """The content of lineage.json, which is parsed when `made_by` is needed."""
     storage: str
+    """Folder or URL with the weights."""
 
     @cached_property
     def made_by(self) -> Lineage:
@@ -54,13 +55,13 @@ class Facts:
     @property
     def inputs(self) -> dict[str, str]:
         """SHA-256 of the problems, and SHA-256 or hub commit of each file and model that stages read, by name."""
-        materials = {name: each for work in self.made_by.works for name, each in work.materials.items()}
-        texts = {
-            name: f"SHA-256 {each.sha256}" if each.sha256 else f"commit {each.commit}"
-            for name, each in materials.items()
-        }
-        problems = (work.inputs["problems"].digest for work in self.made_by.works if "problems" in work.inputs)
-        return {"problems": f"SHA-256 {next(problems, None)}", **texts}
+        works = self.made_by.works
+        problems = next((work.inputs["problems"].digest for work in works if "problems" in work.inputs), None)
+        identities = {"problems": f"SHA-256 {problems}"}
+        for work in works:
+            for name, each in work.materials.items():
+                identities[name] = f"SHA-256 {each.sha256}" if each.sha256 else f"commit {each.commit}"
+        return identities
 
 
 def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
@@ -72,11 +73,11 @@ def facts_of(snapshot: Snapshot, *versions: Version) -> list[Facts]:
         missing = [path for path, content in zip(paths, contents, strict=True) if content is None]
         if missing:
             raise PipelineError(f"{version.tag}: has no {missing[0]}")
-        texts = [content.decode() for content in contents if content is not None]
-        registration, verdict, summary, made_by = map(json.loads, texts[:-1])
-        storage = storage_url(texts[-1], snapshot.location, snapshot.origin)
+        *files, dvc_config = (content.decode() for content in contents if content is not None)
+        registration, verdict, summary, lineage_file = map(json.loads, files)
+        storage = storage_url(dvc_config, snapshot.location, snapshot.origin)
         names = tuple(aliases.get(version.tag, ()))
-        facts.append(Facts(version, names, registration, verdict, summary, made_by, storage))
+        facts.append(Facts(version, names, registration, verdict, summary, lineage_file, storage))
     return facts
 
 
@@ -97,7 +98,7 @@ def outcomes(first: Evaluation, second: Evaluation) -> dict[str, Outcome]:
             f"the test problems differ ({len(problems):,} and {len(other_problems):,}, of which "
             f"{len(problems & other_problems):,} are in both)"
         )
-    if not same_protocol(first.scores.get("protocol") or {}, second.scores.get("protocol") or {}):
+    if not same_protocol(first.scores["protocol"], second.scores["protocol"]):
         raise PipelineError("the protocols of evaluation differ")
     return outcomes_of([Pair(record, second.greedy[record.id]) for record in first.greedy.values()])
 
@@ -109,7 +110,7 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
     keys |= {"--tools": "tools.environment", "--max-turns": "tools.max_turns"}
     options = ""
     for option, key in keys.items():
-        value = json.loads(second.settings.get(f"evaluate.{key}", "null"))
+        value = json.loads(second.settings.get(f"evaluate.{key}", "null"))  # settings are JSON
         if value is not None:
             options += f"{option} {shlex.quote(str(value))} "
     return (
@@ -119,11 +120,14 @@ def how_to_compare(first: Facts, second: Facts, registry: str) -> str:
 
 
 def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[str, Any]:
-    """Return the differences of two versions by kind, and accuracies or why they are `incomparable`."""
+    """Return the differences of two versions by kind, and their accuracies, or why these are `incomparable`."""
     accuracies, incomparable = [], None
     evaluations = evaluations_of(snapshot, first.version, second.version)
     try:
-        accuracies = [_accuracy(*each) for each in outcomes(*evaluations).items()]
+        accuracies = [
+            {"source": source, **figures(outcome.counts, "first", "second")}
+            for source, outcome in outcomes(*evaluations).items()
+        ]
     except PipelineError as error:
         commands = how_to_compare(first, second, snapshot.location)
         tags = f"{first.version.tag} on the problems of {second.version.tag}"
@@ -136,21 +140,6 @@ def compare_versions(snapshot: Snapshot, first: Facts, second: Facts) -> dict[st
         "environment": environment_differences(before, after) if before and after else [],
         "accuracies": accuracies,
         "incomparable": incomparable,
-    }
-
-
-def _accuracy(source: str, outcome: Outcome) -> dict[str, Any]:
-    """Return the accuracies of two versions on the problems of one source, and how certain their difference is."""
-    counts = outcome.counts
-    return {
-        "source": source,
-        "first": score(counts.both + counts.only_first, counts.total),
-        "second": score(counts.both + counts.only_second, counts.total),
-        "gain": counts.gain,
-        "gain_interval": list(paired_gain_interval(counts)),
-        "only_first_right": counts.only_first,
-        "only_second_right": counts.only_second,
-        "p_value": mcnemar_p(counts),
     }
 
 

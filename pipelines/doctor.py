@@ -69,7 +69,7 @@ def unused_gpu() -> str:
 
 
 def slow_here(params: "Params") -> str:
-    """Return a warning if training without a GPU takes long, with the faster precision; empty otherwise."""
+    """Return a warning if this machine has no GPU and training takes long or could be faster; empty otherwise."""
     from components.preflight.resources import shape_of_base
 
     if _nvidia():
@@ -129,9 +129,9 @@ def _machine() -> Iterator[Finding]:
     yield _finding("cores", text, busy > _BUSY_FRACTION * cores, remedy)
     path = Path("/proc/meminfo")
     if path.is_file():
-        values = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}
-        available = values["MemAvailable"]
-        text = f"{values['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
+        gib = {line.split(":")[0]: int(line.split()[1]) / 2**20 for line in path.read_text().splitlines()}  # from KiB
+        available = gib["MemAvailable"]
+        text = f"{gib['MemTotal']:.0f} GiB, {available:.0f} GiB of them available"
         remedy = f"the default job needs about {_MIN_MEMORY_GIB} GiB"
         yield _finding("memory", text, available < _MIN_MEMORY_GIB, remedy)
 
@@ -161,8 +161,8 @@ def _gpu_and_torch() -> Iterator[Finding]:
 
 def _torch(gpus: list[str]) -> Finding:
     """Return whether torch works, and uses the GPUs that nvidia-smi lists."""
-    torch = _ask_python(_TORCH_SCRIPT)
-    if isinstance(torch, str):
+    torch = _run_python(_TORCH_SCRIPT)
+    if isinstance(torch, str):  # an error
         return Finding("torch", "error", torch, "`make setup` in a fresh clone, or `make distclean setup` here")
     text = f"{torch['version']}, computes on {'the GPU' if torch['gpu'] else 'CPUs'}"
     if gpus and torch["cuda"] is None:
@@ -181,10 +181,13 @@ def _nvidia() -> list[str]:
 
 def _imports() -> Iterator[Finding]:
     for name in ("transformers", "deepspeed", "vllm"):
-        answer = str(_ask_python(f"import json, {name}; print(json.dumps({name}.__version__))"))
-        needed = "`sampler.vllm`, `serve` and `promote` need it: " if name == "vllm" else ""
-        is_wrong = " " in answer  # a version has no spaces
-        yield _finding(name, answer, is_wrong, f"{needed}`make setup`", "warning" if needed else "error")
+        version_or_error = str(_run_python(f"import json, {name}; print(json.dumps({name}.__version__))"))
+        is_wrong = " " in version_or_error  # a version has no spaces
+        if name == "vllm":
+            remedy = "`sampler.vllm`, `serve` and `promote` need it: `make setup`"
+            yield _finding(name, version_or_error, is_wrong, remedy)
+        else:
+            yield _finding(name, version_or_error, is_wrong, "`make setup`", "error")
 
 
 def _lock() -> Iterator[Finding]:
@@ -263,8 +266,8 @@ def _output(command: list[str]) -> str | None:
     return result.stdout.strip()
 
 
-def _ask_python(script: str) -> Any:
-    """Return the last line that a script prints, parsed as JSON; if it fails, the last line of its error."""
+def _run_python(script: str) -> Any:
+    """Return the last line that a script prints, parsed as JSON; if it fails, the last line of its error, a string."""
     command = [sys.executable, "-W", "ignore", "-c", script]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_DEADLINE_S, check=False)

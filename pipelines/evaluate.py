@@ -10,7 +10,7 @@ from typing import Any
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.evaluate import MODEL_STAGE
 from components.evaluate.protocols import EXAMPLES_FILE, PIPELINE, PROTOCOLS, Dataset, Protocol
-from components.evaluate.questions import asked_model, read_questions
+from components.evaluate.questions import load_for_protocol, read_questions
 from components.prepare_data.gsm8k import GSM8K
 from components.prepare_data.math_dataset import MATH
 from components.prepare_data.source import FileSource, MalformedRow
@@ -30,7 +30,6 @@ _SOURCES: dict[Dataset, FileSource] = {
     "math": MATH(kind="math", train=Path("MATH/train"), test=Path("MATH/test")),
 }
 """Files of each dataset in a folder of raw files; MATH-500 is a selection of MATH's test split."""
-_HEADER = ("protocol", "source", "problems", "tools", "strict", "flexible", "truncated", "unscorable")
 
 
 def evaluate(
@@ -71,7 +70,7 @@ def evaluate(
             config = validate(EvaluateConfig, values, name=MODEL_STAGE.name)
             run_problems = problems_of(model) if protocol.dataset is None else None
             problems = stack.enter_context(_problems(protocol, data or run_problems or _RAW_FILES, examples))
-            asked_model(folder, config, read_questions(config, problems))  # raises if they do not fit one another
+            load_for_protocol(folder, config, read_questions(config, problems))  # raises if they do not fit one another
             evaluations.append((config, problems))
         for config, problems in evaluations:
             say(MODEL_STAGE.name, f"{model}, protocol {config.protocol}")
@@ -98,7 +97,9 @@ def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator
     """Yield a folder with a protocol's problems; equal data give equal files, so that a killed evaluation resumes."""
     is_prepared = problems_file(data, Split.TEST).is_file()
     read = _read_prepared if is_prepared else _read_raw
-    splits = [Split.TEST, Split.TRAIN] if protocol.num_shots and not examples else [Split.TEST]
+    splits = [Split.TEST]
+    if protocol.num_shots and not examples:  # the examples are problems of the train split
+        splits.append(Split.TRAIN)
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-problems-") as scratch:
         folder = Path(scratch)
         for split in splits:
@@ -138,26 +139,30 @@ def _read_raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a table of the scores by protocol and source, with 95 % intervals."""
-    columns = _sampled_columns(next(iter(results.values())))
-    lines = [[*_HEADER, *(f"{key.partition('_')[0]}@{k}" for key, k in columns)]]
+    columns = _sampled_columns(next(iter(results.values())))  # the same for all protocols
+    header = ["protocol", "source", "problems", "tools", "strict", "flexible", "truncated", "unscorable"]
+    lines = [[*header, *(f"{key.removesuffix('_at_k')}@{k}" for key, k in columns)]]
     for name, scores in results.items():
         tools = (scores["protocol"]["tools"] or {}).get("environment", "none")
         for source, strict in scores["greedy"]["by_source"].items():
-            accuracies = [_percent(strict), _percent(scores["flexible"]["by_source"][source])]
+            accuracies = [_with_interval(strict), _with_interval(scores["flexible"]["by_source"][source])]
             counts = [str(scores[key]["by_source"][source]["count"]) for key in ("truncated", "unscorable")]
-            sampled = [_percent(scores[key]["by_source"][source][k]) for key, k in columns]
+            sampled = [_with_interval(scores[key]["by_source"][source][k]) for key, k in columns]
             lines.append([name, source, str(strict["total"]), tools, *accuracies, *counts, *sampled])
     return aligned(lines)
 
 
 def _sampled_columns(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return key and k of the estimates to show: pass@1, and with K samples pass@K and maj@K; [] without samples."""
+    """Return (key of the scores, k) for pass@1, and for pass@k and maj@k with the largest k; [] without samples."""
     if scores["sampled"] is None:
         return []
-    first, *others = scores["pass_at_k"]["all"]
-    return [("pass_at_k", first), *((key, others[-1]) for key in ("pass_at_k", "maj_at_k") if others)]
+    every_k = list(scores["pass_at_k"]["all"])  # "1", "2", "4" and so on
+    columns = [("pass_at_k", every_k[0])]
+    if len(every_k) > 1:
+        columns += [("pass_at_k", every_k[-1]), ("maj_at_k", every_k[-1])]
+    return columns
 
 
-def _percent(score: Mapping[str, Any]) -> str:
+def _with_interval(score: Mapping[str, Any]) -> str:
     low, high = score["interval"]
     return f"{100 * score['accuracy']:.1f} % ({100 * low:.1f} to {100 * high:.1f})"

@@ -24,7 +24,8 @@ _ACCEPTED = "expected one JSON object per line, with the strings `gold` and `res
 def grade(file: str, answer: str, *, explain: bool) -> None:
     """Print the verdict on each response in a file, or on standard input for `-`, as soon as it is known.
 
-    `answer` says where a response has to state its answer. With `explain` a verdict is a text for people, not JSON.
+    `answer` is an AnswerPolicy: where a response has to state its answer. With `explain` a verdict is a text for
+    people, not JSON.
     """
     counts: Counter[Verdict] = Counter()
     policy, where = AnswerPolicy(answer), "standard input" if file == _STANDARD_INPUT else file
@@ -55,6 +56,7 @@ def _explanation(grade: Grade) -> str:
 
 
 def _row(grade: Grade) -> dict[str, str | None]:
+    """Return a grade as a row of JSON."""
     row = {"verdict": grade.verdict, "extracted": grade.extracted, "reason": grade.reason}
     return {**row, "detail": grade.detail} if grade.detail else row
 

@@ -63,11 +63,11 @@ def stages(
     improved = train_grpo(config=sections["train_grpo"], problems=problems, sft=sft, **launch)
     models = {"sft": sft, "grpo": improved.outputs["folder"]}
     measured = evaluate(config=sections["evaluate"], problems=problems, **models, **place)
-    made = {"validation": validated.outputs["validation"], "evaluation": measured.outputs["folder"]}
-    compared = report(config=sections["report"], **made, **models, **place)
+    evaluation, validation = measured.outputs["folder"], validated.outputs["validation"]
+    compared = report(config=sections["report"], validation=validation, evaluation=evaluation, **models, **place)
     # `register` fails if the gate is missed: nothing is registered, and Kubeflow shows the run as failed.
-    judged = {"evaluation": measured.outputs["folder"], "report": compared.outputs["folder"]}
-    registered = register(config=sections["register"], problems=problems, **models, **judged, run_name=run_name)
+    results = {"evaluation": evaluation, "report": compared.outputs["folder"]}
+    registered = register(config=sections["register"], problems=problems, **models, **results, run_name=run_name)
     return dict(zip(STAGES, (data, validated, fine_tuned, improved, measured, compared, registered), strict=True))
 
 
@@ -144,7 +144,7 @@ def cluster_graph(params: Params) -> GraphComponent:
         place = {"volume": MOUNT, "run_id": run_id, "run_name": run_name}
         tasks = stages(sections, checked.outputs["unchanged"], launch=launch, place=place, run_name=run_name)
         for name, task in {"preflight": checked, **tasks}.items():
-            _ask_for(RESOURCES[name], name, task, params, checked.outputs)
+            _set_resources(RESOURCES[name], name, task, params, checked.outputs)
 
     # KFP reads the form from the signature and the docstring; both come from the config models.
     form = parameters().items()
@@ -152,17 +152,17 @@ def cluster_graph(params: Params) -> GraphComponent:
     signature = [inspect.Parameter(name, kind, default=defaults[name], annotation=each.type) for name, each in form]
     graph.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     graph.__doc__ = "\n".join([DESCRIPTION, "", "Args:", *(f"    {name}: {each.description}" for name, each in form)])
-    made = dsl.pipeline(name=NAME)(graph)
+    compiled = dsl.pipeline(name=NAME)(graph)
     # All later stages depend on prepare_data: where it is skipped, they are not reached, and the run succeeds. `dsl.If`
     # cannot say so: tasks within it cannot take the GPUs and node labels of evaluation from preflight.
-    first = made.pipeline_spec.root.dag.tasks["prepare-data"]
+    first = compiled.pipeline_spec.root.dag.tasks["prepare-data"]
     first.trigger_policy.condition = "inputs.parameter_values['unchanged'] == false"
-    fields = made.pipeline_spec.root.input_definitions.parameters
-    for name in (name for name, each in form if each.type is bool):
+    fields = compiled.pipeline_spec.root.input_definitions.parameters
+    for name, each in form:
         # `literals` make the page offer a choice. KFP's compiler does not know them; its page does since 2.17.
-        for choice in (False, True):
+        for choice in (False, True) if each.type is bool else ():
             fields[name].literals.add(bool_value=choice)
-    return made
+    return compiled
 
 
 def compile_graph(params: Path, output: Path) -> None:
@@ -182,7 +182,7 @@ def write(path: Path, params: Params) -> None:
     path.write_text(_HEAD + "".join(document), encoding="utf-8")
 
 
-def _ask_for(
+def _set_resources(
     resources: Resources, name: str, task: dsl.PipelineTask, params: Params, checked: Mapping[str, Any]
 ) -> None:
     """Set the resources of a task; `checked` are the outputs of preflight, with the resources of the evaluation."""

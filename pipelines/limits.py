@@ -124,8 +124,9 @@ def wanted_completion(params: Params, lengths: Mapping[str, Lengths]) -> int:
     solutions = [tokens for each in lengths.values() for tokens in each.solutions]
     if not solutions:
         return _DEFAULT_COMPLETION
-    terse = _SPACE_FACTOR * _round_up(_quantile(solutions, 0.99))
-    return max(terse, _DEFAULT_COMPLETION) if model.chat else terse  # chat models explain more than solutions do
+    like_solutions = _SPACE_FACTOR * _round_up(_quantile(solutions, 0.99))
+    # Chat models explain more than solutions do.
+    return max(like_solutions, _DEFAULT_COMPLETION) if model.chat else like_solutions
 
 
 def table(lengths: Mapping[str, Lengths]) -> str:
@@ -148,17 +149,20 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
         section = sections
         for parent in parents:
             section = section.setdefault(parent, {})
-        now: Any = reduce(getattr, key.split("."), params)
-        section[name] = f"{value}  # as now" if now == value else f"{value}  # instead of {now}"
+        present_value: Any = reduce(getattr, key.split("."), params)
+        remark = "as now" if present_value == value else f"instead of {present_value}"
+        section[name] = f"{value}  # {remark}"
     heading = f"# Put these limits into {path}. All problems fit; max_new_tokens leaves room beyond solutions."
     return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
 
 
 def _yaml_lines(sections: Mapping[str, Any], indentation: str = "") -> Iterator[str]:
     for key, value in sections.items():
-        is_section = isinstance(value, dict)
-        yield f"{indentation}{key}:" + ("" if is_section else f" {value}")
-        yield from _yaml_lines(value, f"{indentation}  ") if is_section else ()
+        if isinstance(value, dict):
+            yield f"{indentation}{key}:"
+            yield from _yaml_lines(value, f"{indentation}  ")
+        else:
+            yield f"{indentation}{key}: {value}"
 
 
 def _quantile(tokens: Sequence[int], fraction: float) -> int:

@@ -31,7 +31,7 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
     with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         every = facts_of(snapshot, *(version for version in snapshot.versions() if version.name in names))
-        # A registry at a URL is not trusted: it could name a catalogue that receives this process's token.
+        # A registry at a URL is not trusted: it could name a Model Registry that receives this process's token.
         unfinished = [] if as_json or is_url(registry) else list(_unfinished(snapshot, names))
     if as_json:
         print_json([_summary(facts) for facts in every])
@@ -49,11 +49,11 @@ def list_versions(name: str | None, registry: str, *, as_json: bool) -> None:
 
 
 def _unfinished(snapshot: Snapshot, names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each part of a registration that is unfinished, if the catalogue can be reached."""
+    """Yield a line for each part of a registration that is unfinished, if the Model Registry can be reached."""
     for name in names:
-        (newest,) = snapshot.registrations(snapshot.versions(name)[-1:]) or [{}]
-        with suppress(PipelineError):  # the catalogue of a cluster is often out of reach
-            yield from incomplete_steps(snapshot, name, newest.get("model_registry"))
+        for newest in snapshot.registrations(snapshot.versions(name)[-1:]):
+            with suppress(PipelineError):  # the Model Registry of a cluster is often out of reach
+                yield from incomplete_steps(snapshot, name, newest.get("model_registry"))
 
 
 def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None:
@@ -71,13 +71,13 @@ def checkpoints(run: str, registry: str, *, remove: bool, as_json: bool) -> None
     elif not stored:
         print(f"{registry} has no checkpoints{f' of {run}' if run else ''}")
     else:
-        figures = ("reward", "accuracy", "kl")
+        metrics = ("reward", "accuracy", "kl")
         rows = []
         for checkpoint in stored:
-            values = (checkpoint.metrics.get(name) for name in figures)
+            values = (checkpoint.metrics.get(name) for name in metrics)
             cells = ("-" if value is None else f"{value:.3g}" for value in values)
             rows.append((checkpoint.name, _time(checkpoint.at), checkpoint.by, *cells))
-        print(aligned([("checkpoint", "pushed", "by", *figures), *rows]))
+        print(aligned([("checkpoint", "pushed", "by", *metrics), *rows]))
 
 
 def show(version: str, registry: str, *, as_json: bool) -> None:
@@ -102,8 +102,8 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
         print_json({"first": first.version.tag, "second": second.version.tag, **comparison})
         return
     print(f"{first.version.tag} -> {second.version.tag}")
-    digests = {name: list(map(_brief, values)) for name, values in comparison["inputs"].items()}
-    for label, changed in {"inputs": digests, "code": comparison["code"], "settings": comparison["settings"]}.items():
+    inputs = {name: [_brief(identity) for identity in pair] for name, pair in comparison["inputs"].items()}
+    for label, changed in {"inputs": inputs, "code": comparison["code"], "settings": comparison["settings"]}.items():
         print_labelled(label, change_lines(changed))
     print_labelled("software", comparison["environment"] or ["same"])
     print_labelled("accuracy", _accuracy_lines(comparison))
@@ -128,26 +128,27 @@ def get(version: str, destination: Path, registry: str) -> None:
 def history(name: str | None, registry: str, *, as_json: bool) -> None:
     """Print the audit trail of a model, or of all."""
     with read_registry(registry) as snapshot:
-        every = (each for name in snapshot.names(name) for each in history_of(snapshot, name))
-        changes = sorted(every, key=lambda change: change.at)
+        unsorted = (change for model in snapshot.names(name) for change in history_of(snapshot, model))
+        changes = sorted(unsorted, key=lambda change: change.at)
     if as_json:
         print_json([{**vars(change), "at": change.at.isoformat()} for change in changes])
         return
     rows = [("when", "what", "version", "alias", "who", "why")]
     for each in changes:
-        when, alias, why = _time(each.at.isoformat()), each.alias or "-", each.reason
-        rows.append((when, each.action, each.version, alias, each.by, why))
+        when = _time(each.at.isoformat())
+        rows.append((when, each.action, each.version, each.alias or "-", each.by, each.reason))
     print(aligned(rows))
 
 
 def _registered(facts: Facts) -> dict[str, Any]:
-    """Return `at`, `by` and `run` of a registration; of older versions only the git tag has the first two."""
+    """Return `at`, `by` and `run` of a registration; release 0.1.0 recorded the first two only in the git tag."""
     from_tag = {"at": facts.version.at, "by": facts.version.by, "run": None}
     registered: dict[str, Any] = facts.registration.get("registered", from_tag)
     return registered
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
+    """Return the values of a version that `models list --json` prints."""
     return {
         "version": facts.version.tag,
         "aliases": facts.aliases,
@@ -196,7 +197,10 @@ def _settings(facts: Facts) -> Iterator[str]:
     by_stage: dict[str, list[str]] = {}
     for key, value in changed_settings(facts.settings).items():
         stage, _, name = key.partition(".")
-        by_stage.setdefault(stage, []).append(_shorten(f"{name} {value}").replace(" ", _NO_BREAK))
+        setting = f"{name} {value}"
+        if len(setting) > _MAX_CHARACTERS:
+            setting = f"{setting[:_MAX_CHARACTERS]} ..."
+        by_stage.setdefault(stage, []).append(setting.replace(" ", _NO_BREAK))  # lines break only between settings
     for stage, values in by_stage.items():
         lines = textwrap.wrap(f"{stage}: {', '.join(values)}", _WIDTH, subsequent_indent="  ")
         yield from (line.replace(_NO_BREAK, " ") for line in lines)
@@ -225,11 +229,7 @@ def _gate(verdict: Mapping[str, Any]) -> str:
     return "passed" if verdict["passed"] else "missed, not enforced"
 
 
-def _shorten(line: str) -> str:
-    return line if len(line) <= _MAX_CHARACTERS else line[:_MAX_CHARACTERS] + " ..."
-
-
 def _brief(identity: str) -> str:
-    """Return a digest or commit, with its kind, with 12 of its digits."""
+    """Return `SHA-256 DIGEST` or `commit COMMIT` with 12 digits; `(absent)` stays."""
     kind, _, digits = identity.partition(" ")
     return f"{kind} {digits[:12]}".rstrip()

@@ -57,7 +57,7 @@ def _keys(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Field
     shared = shared_keys(model)
     for name, field in model.model_fields.items():
         models = [] if name in shared else models_of(field)
-        if len(models) != 1 or field.default is None:
+        if len(models) != 1 or field.default is None:  # a section that is always there has no value of its own
             yield f"{prefix}{name}", field
         brackets = "[]" if len(models) > 1 or str(field.annotation).startswith("list") else ""
         nested: dict[str, FieldInfo] = {}
@@ -75,7 +75,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if value is PydanticUndefined:
         return "required"
-    return f"`{value if isinstance(value, str) and value.isprintable() else json.dumps(to_jsonable_python(value))}`"
+    is_plain_text = isinstance(value, str) and value.isprintable()
+    return f"`{value if is_plain_text else json.dumps(to_jsonable_python(value))}`"
 
 
 def _meaning(field: FieldInfo) -> str:
@@ -86,7 +87,9 @@ def _meaning(field: FieldInfo) -> str:
         choices = get_args(field.annotation)
     elif isinstance(field.annotation, type) and issubclass(field.annotation, StrEnum):
         choices = tuple(field.annotation)
-    return f"{text} One of {', '.join(f'`{each}`' for each in choices)}.".strip() if len(choices) > 1 else text
+    if len(choices) < 2:  # a Literal with one value is the kind of an entry in a union
+        return text
+    return f"{text} One of {', '.join(f'`{each}`' for each in choices)}.".strip()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from textwrap import indent
 
@@ -23,6 +22,7 @@ from components.policy.packing import pack
 from components.preflight.config import Params
 from components.prepare_data.difficulty import Measured, PassRate, question_digest, read_pass_rates
 from components.prepare_data.prepare import prepare
+from components.report.formatting import duration
 from components.rollout.sampler import Sampling, grade_completions
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared import jsonl, lineage
@@ -37,7 +37,7 @@ from components.train_grpo.rollouts import rewards_differ
 from components.train_grpo.scoring import Group, ScoredCompletion, Scorer
 from pipelines.limits import first_prompt
 from pipelines.run.history import read_run
-from pipelines.run.screen import duration, printable
+from pipelines.run.screen import printable
 from pipelines.run.settings import load as load_params
 
 _BAR_WIDTH = 40
@@ -63,14 +63,15 @@ def preview(
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-preview-") as scratch:
         prepare(run_params.prepare_data.model_copy(update=changes), problems=Path(scratch))
         train = read_problems(Path(scratch), Split.TRAIN)
-    sources = {name for name, weight in config.prompts.source_weights.items() if weight}
-    number = problems or (None if pass_rates else _NUM_PROBLEMS)
-    drawn = draw([each for each in train if not sources or each.source in sources], number, config.seed)
+    sources = {name for name, weight in config.prompts.source_weights.items() if weight}  # empty: all sources
+    candidates = [problem for problem in train if not sources or problem.source in sources]
+    drawn = draw(candidates, problems or (None if pass_rates else _NUM_PROBLEMS), config.seed)
     print(f"\n{first_prompt(run_params, drawn)}\n")
-    name = _model_name(run_params, model)
-    checkpoint = _checkpoint(run_params, train, name)
+    folder, sft, dtype = _model_folder(run_params, model), run_params.train_sft, torch_dtype(config.engine)
+    transformers.logging.disable_progress_bar()
+    checkpoint = load(folder, dtype=dtype) if folder else create(sft.model, train, seed=sft.seed, dtype=dtype)
     if pass_rates:
-        measure_pass_rates(config, checkpoint, drawn, str(name), pass_rates)
+        measure_pass_rates(config, checkpoint, drawn, str(folder or sft.model.base), pass_rates)
         return 0
     started, groups = time.monotonic(), list[Group]()
     print(f"sampling {config.group_size} completions for each of {len(drawn)} problems", flush=True)
@@ -87,11 +88,11 @@ def preview(
     print(_times(config, checkpoint, groups, sampling_s))
     for example in examples(groups):
         print(f"\n{example}")
-    return verdict(config, groups)
+    return print_verdict(config, groups)
 
 
-def _model_name(params: Params, model: str | None) -> str | Path:
-    """Return the name of the base model, or the folder of the reference or model that `model` names."""
+def _model_folder(params: Params, model: str | None) -> Path | None:
+    """Return the folder of the reference or model that `model` names; None for the base model."""
     base_model = params.train_sft.model
     if model is None:
         if base_model.scratch:
@@ -101,21 +102,13 @@ def _model_name(params: Params, model: str | None) -> str | Path:
             )
         if params.train_sft.num_steps:
             print("this is the base model; after fine-tuning, preview the run's reference: --model outputs/latest")
-        return base_model.base
+        return None
     run = read_run(Path(model).resolve())
     stage = run.stages.get("train_sft") if run else None
     folder = stage.outputs["reference"] if stage and stage.finished else Path(model)
     if not holds_model(folder):
         raise PipelineError(f"preview: {model}: neither a run that has fine-tuned nor a model that a stage has saved")
     return folder
-
-
-def _checkpoint(params: Params, problems: Sequence[Problem], model: str | Path) -> Checkpoint:
-    transformers.logging.disable_progress_bar()
-    dtype = torch_dtype(params.train_grpo.engine)
-    if isinstance(model, Path):
-        return load(model, dtype=dtype)
-    return create(params.train_sft.model, problems, seed=params.train_sft.seed, dtype=dtype)
 
 
 def measure_pass_rates(
@@ -217,26 +210,28 @@ def examples(groups: Sequence[Group]) -> Iterator[str]:
         lambda each: not each.completion.finished or is_unanswered(each),
     )
     every = [(group.problem, scored) for group in groups for scored in group.scored_G]
-    for is_kind in kinds:
-        of_kind = ((problem, scored) for problem, scored in every if is_kind(scored))
-        for problem, scored in islice(of_kind, 1):
-            text = printable(scored.completion.text)
-            if len(text) > _SHOWN_CHARACTERS:
-                text = f"{text[:_SHOWN_CHARACTERS]} [...]"
-            end = "truncated" if scored.completion.truncated else scored.grade.why
-            expected = f"{problem.id}, expected {_in_one_line(problem.answer)}"
-            answered = f", answered `{_in_one_line(scored.grade.extracted)}`" if scored.grade.extracted else ""
-            heading = f"{expected}{answered}: {scored.grade.verdict} ({end})"
-            yield f"{heading}\n{indent(text, '    ', lambda _: True)}"
+    for is_of_kind in kinds:
+        first = next((each for each in every if is_of_kind(each[1])), None)
+        if first is None:
+            continue
+        problem, scored = first
+        text = printable(scored.completion.text)
+        if len(text) > _SHOWN_CHARACTERS:
+            text = f"{text[:_SHOWN_CHARACTERS]} [...]"
+        heading = f"{problem.id}, expected {_in_one_line(problem.answer)}"
+        if scored.grade.extracted:
+            heading += f", answered `{_in_one_line(scored.grade.extracted)}`"
+        reason = "truncated" if scored.completion.truncated else scored.grade.why
+        yield f"{heading}: {scored.grade.verdict} ({reason})\n{indent(text, '    ', lambda _: True)}"
 
 
 def _in_one_line(answer: str) -> str:
-    """The beginning of an answer, which may be a program or unit tests."""
+    """Return the beginning of an answer, which may be a program or unit tests."""
     return " ".join(printable(answer).split())[:80]
 
 
-def verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
-    """Print whether anything can be learned; return 1 if all completions of each group have equal rewards."""
+def print_verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
+    """Print whether the policy can learn from these groups; return 0, or 1 if the rewards of each group are equal."""
     num_different = sum(rewards_differ(config, group) for group in groups)
     if num_different:
         num_mixed = sum(0 < group.num_right < len(group.scored_G) for group in groups)

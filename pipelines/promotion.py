@@ -55,10 +55,10 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
             print(f"{version} already has the alias {alias}")
             _update_catalogue(snapshot, candidate)
             return
-        record = {"Verified": _verified(snapshot, candidate)}
+        record = {"Verified": _verify(snapshot, candidate)}
         failures = []
-        checks = _checks(snapshot, facts_of(snapshot, candidate)[0], current, evaluation) if alias == CHAMPION else ()
-        for check, passed, line in checks:
+        (facts,) = facts_of(snapshot, candidate)
+        for check, passed, line in _checks(snapshot, facts, current, evaluation) if alias == CHAMPION else ():
             print_labelled(check.lower(), [line if passed else f"FAILED: {line}"])
             record[check] = line
             if not passed:
@@ -90,14 +90,14 @@ def roll_back(name: str | None, registry: str, *, reason: str) -> None:
             reason = f"there is no champion before {current}" if current else "it has no champion"
             raise PipelineError(f"{registry}: {name} cannot be rolled back: {reason}")
         version, count = snapshot.version(tag), next_count(snapshot, name, CHAMPION)
-        record = {"Before": current, "Verified": _verified(snapshot, version)}
+        record = {"Before": current, "Verified": _verify(snapshot, version)}
     _change(registry, version, "rollback", CHAMPION, count, reason, record)
 
 
 def _change(
     registry: str, version: Version, action: Action, alias: str, count: int, reason: str, record: dict[str, str]
 ) -> None:
-    """Give an alias to a version in the registry, with the record of the checks, and update the Model Registry."""
+    """Give an alias to a version, with the record of the checks in the registry, and update the Model Registry."""
     change_alias(registry, version, action, alias, count, reason, record)
     previous = f", before it {record['Before']}" if "Before" in record else ""
     forced = f" (forced: {record['Forced']})" if "Forced" in record else ""
@@ -122,7 +122,7 @@ def _update_catalogue(snapshot: Snapshot, version: Version) -> None:
     print(f"told {address}")
 
 
-def _verified(snapshot: Snapshot, version: Version) -> str:
+def _verify(snapshot: Snapshot, version: Version) -> str:
     """Verify all files of a version; print and return a line about them. PipelineError if one is damaged."""
     result = snapshot.verify([version])
     if result.faults:
@@ -139,16 +139,21 @@ def _checks(
     has_passed, reasons = facts.verdict["passed"], "; ".join(facts.verdict["reasons"])
     yield "Gate", has_passed, "passed" if has_passed else f"it missed the gate: {reasons}"
     if champion:
-        compared = _compared(snapshot, facts, facts_of(snapshot, snapshot.version(champion))[0], evaluation)
-        yield "Comparison", *compared
-    yield "Serving", *_served(snapshot, facts.version)
+        (champion_facts,) = facts_of(snapshot, snapshot.version(champion))
+        yield "Comparison", *_compare_with_champion(snapshot, facts, champion_facts, evaluation)
+    yield "Serving", *_check_serving(snapshot, facts.version)
 
 
-def _compared(snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None) -> tuple[bool, str]:
-    """Return whether a version passes the comparison with the champion, in its verdict or by their answers, and why."""
-    tag, comparison = champion.version.tag, facts.verdict.get("champion")
-    if comparison and comparison["tag"] == tag and comparison["comparable"] and not evaluation:
-        return comparison["passed"], comparison["reason"]
+def _compare_with_champion(
+    snapshot: Snapshot, facts: Facts, champion: Facts, evaluation: Path | None
+) -> tuple[bool, str]:
+    """Return whether a version passes the comparison with the champion, and why.
+
+    The verdict of its run decides if it has this comparison, otherwise the answers of both.
+    """
+    tag, in_verdict = champion.version.tag, facts.verdict.get("champion")
+    if in_verdict and in_verdict["tag"] == tag and in_verdict["comparable"] and not evaluation:
+        return in_verdict["passed"], in_verdict["reason"]
     try:
         if evaluation:
             before, (after,) = _evaluation_of(champion, evaluation), evaluations_of(snapshot, facts.version)
@@ -175,7 +180,7 @@ def _evaluation_of(champion: Facts, folder: Path) -> Evaluation:
     return read_evaluation(folder)
 
 
-def _served(snapshot: Snapshot, version: Version) -> tuple[bool, str]:
+def _check_serving(snapshot: Snapshot, version: Version) -> tuple[bool, str]:
     """Return whether vLLM serves the policy of a version as it was evaluated, and a line about it."""
     with TemporaryDirectory(prefix="grpo-pipeline-promotion-") as scratch:
         folder = Path(scratch)

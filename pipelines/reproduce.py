@@ -94,10 +94,13 @@ def check_out_code(made_by: Lineage, folder: Path) -> Path:
 
 def _variables(environment: Environment | None) -> dict[str, str]:
     """Return environment variables for the graph: those of numerical libraries as recorded, all others as here."""
-    others = {name: value for name, value in os.environ.items() if not is_numerical(name) and name != WORK_VARIABLE}
-    of_machine = {name: value for name, value in os.environ.items() if name.startswith(_MACHINE_VARIABLES)}
+    from_here = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_MACHINE_VARIABLES) or not (is_numerical(name) or name == WORK_VARIABLE)
+    }
     recorded = environment.variables if environment else {}
-    return {**recorded, **others, **of_machine}
+    return {**recorded, **from_here}
 
 
 def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> dict[str, str]:
@@ -114,8 +117,8 @@ def provide(name: str, material: Material, made_by: Lineage, folder: Path) -> di
         return _pin_hub(name, material.commit, folder / "hub")
     if material.repository:  # prepare_data fetches the file at its commit
         print(f"data      {name} from {material.repository} at {material.commit}")
-        return {}
-    _link_local(name, material, made_by, folder)
+    else:
+        _link_local(name, material, made_by, folder)
     return {}
 
 
@@ -148,12 +151,12 @@ def _has(path: Path, material: Material) -> bool:
 
 
 def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
-    """Fetch a raw file that DVC tracks, at the commit of the version; None if it cannot be fetched."""
+    """Fetch a raw file that DVC tracks, at the commit of the version; return its path, None if it cannot be fetched."""
     revision, target = made_by.revision("prepare_data"), folder / "data" / path
-    commit = revision.commit if revision else None
+    commit = (revision and revision.commit) or "HEAD"
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), commit or "HEAD", target)
+        Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), commit, target)
     except PipelineError:
         return None
     return target
@@ -202,21 +205,24 @@ def artifacts(made_by: Lineage) -> dict[str, str]:
 def show(tag: str, recorded: Lineage, reproduction: Lineage) -> int:
     """Print how the artifacts of a version compare with those of its reproduction; return 0 or `DIFFERENT`."""
     before, after = artifacts(recorded), artifacts(reproduction)
-    different = [name for name, digest in before.items() if after.get(name) != digest]
+    different = []
     for name, digest in before.items():
-        result = f"DIFFERENT: {after.get(name)}" if name in different else "equal"
-        print(f"{name}: {digest[:12]} {result}")
+        if after.get(name) == digest:
+            print(f"{name}: {digest[:12]} equal")
+        else:
+            print(f"{name}: {digest[:12]} DIFFERENT: {after.get(name)}")
+            different.append(name)
     if not different:
         print(f"reproduced: all {len(before)} artifacts of {tag} have equal bytes")
         return 0
     stage, _, name = different[0].partition("/")
     print(f"not reproduced: {stage} is the first stage of {tag} with other bytes, in {name}")
-    print(_cause(stage, recorded, reproduction))
+    print(_possible_causes(stage, recorded, reproduction))
     return DIFFERENT
 
 
-def _cause(stage: str, recorded: Lineage, reproduction: Lineage) -> str:
-    """Return how the software or hardware of a stage differs from what was recorded."""
+def _possible_causes(stage: str, recorded: Lineage, reproduction: Lineage) -> str:
+    """Return how the software or hardware of a stage differs from the recorded one."""
     before, after = recorded.environment(stage), reproduction.environment(stage)
     lines = environment_differences(before, after) if before and after else []
     first_run, second_run = recorded.run(stage), reproduction.run(stage)

@@ -54,25 +54,24 @@ def missing_here(params: Params) -> list[str]:
         lookups["register.storage"] = partial(list_storage, register)
     answers = inputs.run_concurrently(lookups, _LOOKUP_DEADLINE_S)
     context = answers[inputs.BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
-    has_model = not isinstance(context, PipelineError)
-    unusable = list(inputs.unusable_tools(params)) if has_model else []
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
         *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
-        *(exceeded_limits(params, context) if isinstance(context, int) else []),
-        *unusable,
-        *(_exceeded_by_data(params) if has_model and not unusable else []),  # their prompts contain the tools
+    ]
+    if isinstance(context, int):
+        lines += exceeded_limits(params, context)
+    if not isinstance(context, PipelineError):
+        # Prompts contain the tools, so they can be measured only if these are usable.
+        lines += list(inputs.unusable_tools(params)) or _exceeded_by_data(params)
+    return [
+        *lines,
         *inputs.unusable_rewards(params, trained_here=True),
         *inputs.unusable_environment(params, trained_here=True),
         *_missing_trackers(trackings),
-        *_ungradable(params),
+        *_refused_answers(params),
+        *_missing_sandbox(params),
+        *unusable_folder(register.registry),
     ]
-    if any(source.kind == "mbpp" for source in params.prepare_data.sources):
-        try:
-            require_sandbox()
-        except PipelineError as error:
-            lines.append(f"prepare_data.sources: mbpp has code to run: {error}")
-    return [*lines, *unusable_folder(register.registry)]
 
 
 def _require_server(url: str) -> None:
@@ -97,7 +96,9 @@ def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
 def _exceeded_by_data(params: Params) -> Iterator[str]:
     """Yield a line for each limit that most of the first problems exceed, at which a later stage would stop."""
     model, limits = params.train_sft.model, params.validate_data
-    problems = [] if model.scratch or params.prepare_data.repository else [*first_problems(params.prepare_data)]
+    if model.scratch or params.prepare_data.repository:  # no tokenizer yet, or no data: they would be downloaded
+        return
+    problems = list(first_problems(params.prepare_data))
     prompts, solutions = token_lengths(model, problems)
     rows = zip(problems, prompts, solutions, strict=True)
     examples = [prompt + solution + 1 for each, prompt, solution in rows if each.split == Split.TRAIN]  # 1: end token
@@ -110,13 +111,22 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
             yield f"{key}: is {limit:,}, and {num_longer} of the first {len(tokens)} {texts} have up to {max(tokens):,}"
 
 
-def _ungradable(params: Params) -> Iterator[str]:
-    """Yield a line if data validation would refuse answers in the first rows of the user's own data."""
+def _refused_answers(params: Params) -> Iterator[str]:
+    """Yield a line about the answers in the first rows of the user's datasets that data validation would refuse."""
     user_sources = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
     if user_sources and not params.prepare_data.repository:  # a repository would have to be downloaded
         problems = [*first_problems(params.prepare_data.model_copy(update={"sources": user_sources}))]
         if defect := ungradable(problems, params.train_sft.model.answer):
             yield f"prepare_data.sources: among the first rows, {defect}"
+
+
+def _missing_sandbox(params: Params) -> Iterator[str]:
+    """Yield a line if the data need a sandbox for code, and this machine cannot run one."""
+    if any(source.kind == "mbpp" for source in params.prepare_data.sources):
+        try:
+            require_sandbox()
+        except PipelineError as error:
+            yield f"prepare_data.sources: mbpp has code to run: {error}"
 
 
 def short_of_disk(params: Params, outputs: Path) -> str | None:
@@ -133,7 +143,7 @@ def short_of_disk(params: Params, outputs: Path) -> str | None:
     num_models = 1 + (1 if sft.num_steps else 0) + (1 if sft.model.scratch else 0)
     element_bytes = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
     models = num_models * element_bytes * shape.num_parameters / _GB
-    per_parameter = 0
+    per_parameter = 0  # bytes of a stage's checkpoints
     for stage in (sft, grpo):
         if stage.num_steps and not stage.engine.lora:
             num_checkpoints = stage.checkpoint.keep_last + (2 if stage.checkpoint.keep_best else 1)

@@ -57,6 +57,7 @@ def setting_changes(*columns: Mapping[str, str]) -> dict[str, list[str]]:
     from components.shared.execution import ABSENT
 
     changed = changes(*columns)
+    # Where one column has `a` and another one `a.b`, only `a` is shown.
     outermost = [key for key in changed if not any(key.startswith(f"{other}.") for other in changed)]
     return {key: [column.get(key) or _section(column, key) or ABSENT for column in columns] for key in outermost}
 
@@ -74,7 +75,7 @@ def _section(settings: Mapping[str, str], key: str) -> str:
 
 
 def _defaults(name: str, model: Any) -> Iterator[tuple[str, str]]:
-    """Yield each key of a config that has a default, below the name of the config, and the default as JSON."""
+    """Yield `name.key` and the default as JSON, for each key of a config model that has a default."""
     from pydantic_core import to_jsonable_python
 
     from components.shared.config import Config

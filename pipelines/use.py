@@ -82,7 +82,7 @@ def _path_of(model: str) -> Path:
 def _policy_of(folder: Path) -> Path | None:
     """Return the policy that a run has trained; None if `folder` is not a run; PipelineError without a policy."""
     run = read_run(folder.resolve())
-    if run is None or not run.events:
+    if run is None or not run.events:  # without events: a folder that is only named like a run
         return None
     stage = run.stages.get("train_grpo")
     if stage is None or stage.finished is None:

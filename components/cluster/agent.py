@@ -29,9 +29,9 @@ from components.shared.stage import exit_on_error, keep_files_in_group
 from components.shared.watchdog import die_with_parent
 
 _AFTER_FAILURE_S = 3
-"""Time for ranks to end after one has failed: they wait for it in vain, so torchrun's 30 s would be wasted."""
+"""Time for ranks to end after one has failed, instead of torchrun's 30 s: they only wait for the failed one."""
 _RANK = "components.cluster.rank"
-_HERE = "here"  # torchrun's name for the rendezvous of one machine
+_LOCAL = "local"  # the name under which torchrun knows the rendezvous below
 
 
 class _LocalRendezvous(StaticTCPRendezvous):
@@ -42,7 +42,7 @@ class _LocalRendezvous(StaticTCPRendezvous):
         self._store = HashStore()
 
     def get_backend(self) -> str:
-        return _HERE
+        return _LOCAL
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def main() -> int:
     if parent:
         die_with_parent(int(parent[0]))
         job = Job.read(folder)
-        return _run_ranks(job, _config_here(job), node=0)
+        return _run_ranks(job, _local_config(job), node=0)
     keep_files_in_group()
     with exit_on_error("agent"):
         job = Job.read_in_pod(folder)
@@ -60,17 +60,18 @@ def main() -> int:
         return _run_ranks(job, config, node=int(os.environ["PET_NODE_RANK"]))
 
 
-def _config_here(job: Job) -> LaunchConfig:
-    # A terminal sends these signals to every process: ranks and the parent handle them, and the parent sends SIGTERM.
-    for request in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(request, signal.SIG_IGN)
-    rendezvous_handler_registry.register(_HERE, _LocalRendezvous)
+def _local_config(job: Job) -> LaunchConfig:
+    """Return torchrun's settings for all ranks of a job on this machine, which only SIGTERM stops."""
+    # A terminal sends these signals to all processes. The parent handles them, and then sends SIGTERM to this one.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    rendezvous_handler_registry.register(_LOCAL, _LocalRendezvous)
     return LaunchConfig(
         run_id="ranks",
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=job.num_processes,
-        rdzv_backend=_HERE,
+        rdzv_backend=_LOCAL,
         signals_to_handle="SIGTERM",
         max_restarts=0,
         # The default is a temporary folder that nobody removes.
@@ -79,20 +80,21 @@ def _config_here(job: Job) -> LaunchConfig:
 
 
 def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
+    """Run this node's ranks, and record how they failed; return the exit code as `main` does."""
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.nproc_per_node)))
-    # The process that runs the job reports failures of ranks, in one line.
-    for part in ("multiprocessing.api", "agent.server.api"):
-        logging.getLogger(f"torch.distributed.elastic.{part}").setLevel(logging.CRITICAL)
+    # torchrun's reports of failures are many lines long; the process that runs the job reports them in one line.
+    for module in ("multiprocessing.api", "agent.server.api"):
+        logging.getLogger(f"torch.distributed.elastic.{module}").setLevel(logging.CRITICAL)
     config.monitor_interval = 0.1
     config.shutdown_timeout = math.ceil(job.grace_s) + 1
-    PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)
+    PContext.close.__defaults__ = (None, _AFTER_FAILURE_S)  # torchrun has no setting for it
     try:
         elastic_launch(config, sys.executable)("-u", "-m", _RANK, str(job.folder), str(os.getpid()))
     except ChildFailedError as error:
         failures = [RankFailure(rank, each.exitcode, each.timestamp) for rank, each in error.failures.items()]
         job.write_failures(node, failures)
         code = min(failures, key=lambda each: each.time).exit_code
-        return code if code > 0 else 128 - code  # 128 plus the number of a signal, as a shell returns it
+        return code if code > 0 else 128 - code  # for a rank that a signal ended: 128 plus its number, as in a shell
     except SignalException:
         return RetryableError.exit_code
     return 0

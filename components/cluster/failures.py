@@ -37,13 +37,14 @@ def error_of_ranks(job: Job) -> Exception | None:
     """Return the error that ended a job, preferably not retryable; None if no rank has failed."""
     outcomes = {rank: job.outcome(rank) or {} for rank in range(job.num_processes)}
     errors = {rank: outcome for rank, outcome in outcomes.items() if "error" in outcome}
-    for rank, outcome in errors.items():  # first those that do not just report the loss of another rank
-        if outcome["exit_code"] != RetryableError.exit_code:
+    for rank, outcome in errors.items():
+        if outcome["exit_code"] != RetryableError.exit_code:  # with that code it may only report that another was lost
             return _as_error(job, rank, outcome)
     exit_codes = job.exit_codes()
     if not exit_codes and not errors:
         return None
-    first = [*exit_codes, *errors][0]  # the first to fail, as its launcher saw it; of a killed launcher any error
+    # The first rank that failed, as its launcher saw it, or any rank with an error if the launcher was killed.
+    first = [*exit_codes, *errors][0]
     if first in errors:
         return RetryableError(errors[first]["error"])
     code = exit_codes[first]
@@ -54,6 +55,7 @@ def error_of_ranks(job: Job) -> Exception | None:
 
 
 def _as_error(job: Job, rank: int, outcome: Mapping[str, Any]) -> Exception:
+    """Return the error that a rank reported; that of a bug is a RuntimeError with the end of the rank's log."""
     if outcome.get("errno") is not None:
         return OSError(outcome["errno"], os.strerror(outcome["errno"]), outcome["file"])
     if outcome["exit_code"] == PipelineError.exit_code:
@@ -65,7 +67,7 @@ def _as_error(job: Job, rank: int, outcome: Mapping[str, Any]) -> Exception:
 def failure_reason(
     job: Json, pods: Sequence[Json], tails: Mapping[str, Sequence[str]], reported: Exception | None
 ) -> Exception:
-    """Return the best reason for a TrainJob's failure from ends of logs, `tails`, and the error that ranks reported."""
+    """Return the best reason for a TrainJob's failure from the ends of its logs and the error that ranks reported."""
     failed, name = condition(job, "Failed"), job["metadata"]["name"]
     if condition(job, "Complete")["status"] == "True" and reported is None:
         return RetryableError(f"{name}: is complete, but not every rank has left a result on the volume")
@@ -81,14 +83,15 @@ def failure_reason(
         if state.get("reason") == "OOMKilled"
     ]
     disrupted = [f"{pod_on_node(pod)} was disrupted: {_disruption(pod)}" for pod in pods if _disruption(pod)]
-    lost = [(where, line) for where, lines in tails.items() for line in lines if _LOST_IN_LOG.search(line)]
-    # First causes that no rank can report, then what a rank reports, then mere consequences.
+    log_lines = [(where, line) for where, lines in tails.items() for line in lines]
+    lost = [f"{where}: {line.strip()[:_LONGEST]}" for where, line in log_lines if _LOST_IN_LOG.search(line)]
+    # First causes that no rank can report, then what ranks report, then mere consequences.
     reasons: list[Exception | None] = [
         *out_of_memory,
         None if isinstance(reported, RetryableError) else reported,
         *map(RetryableError, disrupted),
         None if isinstance(reported, SilentRankError) else reported,
-        *(RetryableError(f"{where}: {line.strip()[:_LONGEST]}") for where, line in lost),
+        *map(RetryableError, lost),
         reported,
         *(_exit_error(pod, state["exitCode"], tails) for pod, state in ended if state["exitCode"]),
         RetryableError(f"{name}: {failed['message'] or failed['reason'] or 'failed for no given reason'}"),
@@ -105,14 +108,15 @@ def _disruption(pod: Json) -> str:
 
 
 def _exit_error(pod: Json, code: int, tails: Mapping[str, Sequence[str]]) -> Exception:
+    """Return the error for a pod whose container ended with `code`, with the first error in its log if there is one."""
     # Codes above 128 stand for a signal; its sender is unknown, so a retry may help.
-    error = RetryableError if code == RetryableError.exit_code or code > 128 else PipelineError
+    error_type = RetryableError if code == RetryableError.exit_code or code > 128 else PipelineError
     cause = first_error(tails.get(pod["metadata"]["name"], ()))
-    return error(f"{pod_on_node(pod)} ended with exit code {code}" + (f": {cause}" if cause else ""))
+    return error_type(f"{pod_on_node(pod)} ended with exit code {code}" + (f": {cause}" if cause else ""))
 
 
 def pod_on_node(pod: Json) -> str:
-    """Return a pod's name, with that of its node once it has one."""
+    """Return a pod's name and that of its node, such as `train-0 on gpu-17`; only its own before it is scheduled."""
     name: str = pod["metadata"]["name"]
     return f"{name} on {pod['spec']['nodeName']}" if pod["spec"].get("nodeName") else name
 
@@ -136,26 +140,29 @@ def queueing_problem(workload: Json | None, position: int | None) -> str:
         return "Kueue has not noticed it yet"
     reasons = [] if position is None else [f"position {position + 1} in its ClusterQueue"]
     for kind, blocking_status in (("QuotaReserved", "False"), ("Evicted", "True")):
-        found = condition(workload, kind)
-        if found["status"] == blocking_status:
-            reasons.append(f"{found['reason']}: {found['message']}")
+        current = condition(workload, kind)
+        if current["status"] == blocking_status:
+            reasons.append(f"{current['reason']}: {current['message']}")
     checks = workload.get("status", {}).get("admissionChecks") or []
     reasons += [f"{each['name']} is {each['state']}: {each['message']}" for each in checks if each["state"] != "Ready"]
     return "; ".join(reasons) or "Kueue gives no reason"
 
 
 def first_error(lines: Sequence[str]) -> str:
-    """Return the library that a log misses, or its first error with its meaning if that is known; empty without any."""
+    """Return the first error in a log, after its meaning if that is known; empty if the log has no error."""
     log = "\n".join(lines)
-    if library := _LIBRARY.search(log):  # a warning names it, before the errors that follow from it
+    if library := _LIBRARY.search(log):  # a warning that names it precedes the errors that follow from it
         return f"the image lacks the library {library[1]}"
-    named = _ERROR.search(log)
-    error = named[1][:_LONGEST] if named else ""
-    return next((f"{words}: {error}" for words, pattern in _PLAIN_WORDS.items() if re.search(pattern, error)), error)
+    match = _ERROR.search(log)
+    error = match[1][:_LONGEST] if match else ""
+    for meaning, pattern in _PLAIN_WORDS.items():
+        if re.search(pattern, error):
+            return f"{meaning}: {error}"
+    return error
 
 
-def ended_early(pod: Json) -> Json | None:
-    """Return the state of a container that failed; None if none did, or the pod is being deleted or disrupted."""
+def failed_state(pod: Json) -> Json | None:
+    """Return the state of a pod's first failed container; None if none failed, or the pod was deleted or disrupted."""
     if "deletionTimestamp" in pod["metadata"] or _disruption(pod):
         return None
     return next((state for state in container_states(pod, "terminated") if state["exitCode"]), None)

@@ -21,7 +21,6 @@ from components.shared import jsonl
 from components.shared.config import Config, validate
 from components.shared.environment import TRAIN_JOB_VARIABLE
 from components.shared.errors import PipelineError, RetryableError
-from components.shared.execution import Place
 
 _TURN_POLL_S, _LONGEST_TURN_S = 1.0, 900.0
 """Longest wait of a pod, which holds quota meanwhile, for a step that was lost and is started again."""
@@ -55,7 +54,7 @@ class Job:
     """Whether pods with vLLM servers run beside the ranks of a TrainJob."""
 
     def write(self, turn: str = "") -> None:
-        """Write the job in place of an earlier one and its outcomes; only pods of the TrainJob `turn` may begin."""
+        """Write the job, and remove an earlier one and its outcomes; only pods of the TrainJob `turn` may begin."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         jsonl.write_json(self._file("job"), self.fields())
@@ -64,7 +63,7 @@ class Job:
 
     @staticmethod
     def turn(folder: Path) -> str:
-        """Return the name of the TrainJob whose pods may begin with the job in a folder; empty if none may."""
+        """Return the name of the TrainJob whose pods may begin the job in a folder; empty if none may."""
         with suppress(PipelineError):  # missing, or half written
             return str(jsonl.read_json(folder / "turn.json"))
         return ""
@@ -74,15 +73,15 @@ class Job:
         self._file("turn").unlink(missing_ok=True)
 
     def is_written(self) -> bool:
-        """Tell whether the folder holds this job, or another run's job with the same work."""
+        """Tell whether the folder holds this job, or a job of another run that does the same work."""
         return self._file("job").is_file() and Job.read(self.folder).work() == self.work()
 
     def fields(self) -> dict[str, Any]:
-        """Return everything that defines the job, except for its folder."""
+        """Return all fields but the folder."""
         return {name: value for name, value in vars(self).items() if name != "folder"}
 
     def work(self) -> dict[str, Any]:
-        """Return what defines the work: all fields but the paths of inputs, in which runs of the same work differ."""
+        """Return the fields without the paths of inputs, in which runs of the same work differ."""
         return {**self.fields(), "folders": sorted(self.folders)}
 
     @classmethod
@@ -92,8 +91,8 @@ class Job:
 
     @classmethod
     def read_in_pod(cls, folder: Path) -> "Job":
-        """Return the job of a folder once it is the turn of this pod's TrainJob; PipelineError if that is too late."""
-        # As first process of its container, this one would ignore the signal without a handler.
+        """Wait for the turn of this pod's TrainJob, then return its job; PipelineError if that takes too long."""
+        # Without a handler, the first process of a container ignores SIGTERM.
         before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(RetryableError.exit_code))
         name, waited_s = os.environ[TRAIN_JOB_VARIABLE], 0.0
         while Job.turn(folder) != name:
@@ -112,8 +111,8 @@ class Job:
         config_type: type[Config] = get_type_hints(function)["config"]
         return function(validate(config_type, self.config, name=""), **folders)
 
-    def start_rank(self, rank: int) -> None:
-        """Remove the outcome of a rank's earlier start; the first rank also empties the output folders."""
+    def clear_rank(self, rank: int) -> None:
+        """Remove the outcome of a rank's earlier start; for the first rank also empty the output folders."""
         self._file(f"rank-{rank}").unlink(missing_ok=True)
         if rank == 0:
             for path in self.outputs.values():
@@ -121,13 +120,13 @@ class Job:
                 Path(path).mkdir(parents=True)
 
     def write_outcome(self, rank: int, outcome: Mapping[str, Any]) -> None:
-        """Write the `result` of a rank, or its `error` and `exit_code`, atomically."""
+        """Write the outcome of a rank atomically: its `result`, or its `error` and `exit_code`."""
         partial = self.folder / f"rank-{rank}.partial"
         jsonl.write_json(partial, outcome)
         partial.rename(self._file(f"rank-{rank}"))
 
     def outcome(self, rank: int) -> dict[str, Any] | None:
-        """Return what `write_outcome` wrote for a rank, or None if it has not yet."""
+        """Return the outcome of a rank; None if it has not been written."""
         path = self._file(f"rank-{rank}")
         return jsonl.read_json(path) if path.is_file() else None
 
@@ -137,24 +136,18 @@ class Job:
         results = [outcome["result"] for outcome in outcomes if "result" in outcome]
         return results if len(results) == self.num_processes else None
 
-    def keep_place(self, work: Path) -> None:
-        """Write where the first rank ran into `work`, for the lineage: this process may be on another machine."""
-        outcome = self.outcome(0) or {}
-        if "place" in outcome:
-            Place.model_validate(outcome["place"]).write(work)
-
     def write_failures(self, node: int, failures: Sequence[RankFailure]) -> None:
         """Write how ranks of a node failed."""
         jsonl.write_json(self._file(f"failures-{node}"), failures)
 
     def exit_codes(self) -> dict[int, int]:
-        """Return exit codes by rank, in the order of failure: later ones may be consequences of the first."""
+        """Return exit codes by rank, in the order of failure: later failures may be consequences of the first."""
         paths = self.folder.glob("failures-*.json")
         failures = [RankFailure(*fields) for path in paths for fields in jsonl.read_json(path)]
         return {failure.rank: failure.exit_code for failure in sorted(failures, key=lambda each: each.time)}
 
     def log(self, rank: int) -> Path:
-        """Return the file of a rank's output; the first rank has none, as it prints to the log of its pod."""
+        """Return the file of a rank's output; rank 0 has none, as it prints to the log of its pod."""
         return self.folder / f"rank-{rank}.log"
 
     def _file(self, name: str) -> Path:

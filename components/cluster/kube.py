@@ -112,7 +112,7 @@ class RetryPolicy:
     limit_s: float = 900.0
 
     def call(self, action: str, request: Callable[[], _Answer]) -> _Answer:
-        """Return the answer to a request to do `action`; UnavailableError if it is late, PipelineError if refused."""
+        """Return the answer to a request to do `action`; PipelineError if it is refused, UnavailableError if late."""
         began, pause = self.clock.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
@@ -120,13 +120,13 @@ class RetryPolicy:
             except (client.ApiException, HTTPError) as error:
                 if not is_transient(error):
                     raise PipelineError(f"the cluster refuses to {action}: {error_message(error)}") from None
-                left = self.limit_s - (self.clock.monotonic() - began)
-                if left <= 0:
+                left_s = self.limit_s - (self.clock.monotonic() - began)
+                if left_s <= 0:
                     within = f" within {self.limit_s:g} s" if self.limit_s else ""
                     raise UnavailableError(f"the API server did not {action}{within}: {error_message(error)}") from None
                 retry_after = (getattr(error, "headers", None) or {}).get("Retry-After", "")
-                requested = float(retry_after) if retry_after.isdigit() else 0.0
-                self.clock.sleep(min(requested or pause, _LONGEST_PAUSE_S, left))
+                requested = float(retry_after) if retry_after.isdigit() else 0.0  # it may also be a date
+                self.clock.sleep(min(requested or pause, _LONGEST_PAUSE_S, left_s))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
@@ -198,8 +198,7 @@ class TrainJobs:
     def delete(
         self, name: str, *, unchanged: Json | None = None, pods_first: bool = False, timeout: Timeout = _TIMEOUT
     ) -> bool:
-        """Delete a job, with `pods_first` after its pods; return False if it is gone, or differs from `unchanged`."""
-        # With `Foreground`, the job exists until all its pods are gone.
+        """Delete a job, with `pods_first` after its pods; return False if it is gone, or its metadata has changed."""
         options = client.V1DeleteOptions(propagation_policy="Foreground" if pods_first else "Background")
         ignored = [_NOT_FOUND]
         if unchanged is not None:
@@ -217,7 +216,8 @@ class TrainJobs:
         self._custom.patch_namespaced_custom_object(*self._resource, job["metadata"]["name"], changes)
 
     def pod(self, name: str, timeout: Timeout = _TIMEOUT) -> Json | None:
-        """Return a pod; None if it does not exist. It lists, because a step's role may not get a single pod."""
+        """Return a pod; None if it does not exist."""
+        # It lists pods, because the role of a step has no permission to get a single one.
         pods = self._list("pods", timeout, fieldSelector=f"metadata.name={name}")
         return pods[0] if pods else None
 
@@ -238,7 +238,7 @@ class TrainJobs:
         return next(iter(items), None)
 
     def queue_position(self, workload: Json) -> int | None:
-        """Return how many workloads precede this one in its ClusterQueue; None if Kueue does not tell."""
+        """Return the number of workloads before this one in its ClusterQueue; None if Kueue does not tell."""
         queue, name = workload["spec"].get("queueName", ""), workload["metadata"]["name"]
         group = f"/apis/visibility.{KUEUE}/{KUEUE_VERSION}"
         with _ignoring(_NOT_FOUND, _FORBIDDEN, _UNAVAILABLE):

@@ -17,7 +17,7 @@ from components.policy.shutdown import on_stop_signal
 from components.shared.config import Config
 from components.shared.environment import ON_LOOPBACK, STORE_VARIABLE
 from components.shared.errors import RetryableError, StoppedError
-from components.shared.execution import forget_place
+from components.shared.execution import Place, forget_place
 
 _POLL_S = 1.0
 _MARGIN_S = 10.0  # time for the launcher to end after its ranks' grace period
@@ -37,8 +37,8 @@ def run_ranks(
 ) -> dict[str, float]:
     """Call `function` with config, folders and outputs in `num_processes` processes; return the first one's result.
 
-    Without a cluster, a single process is this one. The failure of a process ends all; its error is raised. The vLLM
-    servers of a TrainJob run only `with_samplers`.
+    Without a cluster, a single process is this one. If a process fails, all end, and its error is raised. A TrainJob
+    has vLLM servers only `with_samplers`.
     """
     stage = current_stage()
     forget_place(work)
@@ -60,7 +60,10 @@ def run_ranks(
         from components.cluster.trainjob import run_on_cluster
 
         result = run_on_cluster(job, stage)
-    job.keep_place(work)
+    # For the lineage: the first rank may have run on another machine than this process.
+    outcome = job.outcome(0) or {}
+    if "place" in outcome:
+        Place.model_validate(outcome["place"]).write(work)
     return result
 
 
@@ -100,7 +103,7 @@ def _run_agent(job: Job) -> tuple[int, bool]:
             agent.terminate()
 
         with on_stop_signal(stop, agent.kill):  # the ranks die with the launcher
-            while not stop_requested.is_set():
+            while not stop_requested.is_set():  # which is checked once a second, to limit the time after a request
                 with suppress(subprocess.TimeoutExpired):
                     return agent.wait(_POLL_S), stop_requested.is_set()
             try:

@@ -18,7 +18,7 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 def owner_reference(pod: Json | None) -> Json | None:
-    """Return a reference to the workflow that controls a step's pod, so that the job is deleted with it; else None."""
+    """Return a reference to the workflow that controls a pod; the job is deleted with it. None without a workflow."""
     owners = pod["metadata"].get("ownerReferences", []) if pod else []
     for owner in owners:
         if owner.get("controller"):
@@ -43,9 +43,9 @@ def train_job(job: Job, stage: ClusterStage, environment: Mapping[str, str], own
         kube.STAGE: stage.stage.replace("_", "-"),
         kube.WORK: lineage.value_digest(str(job.folder.parent))[:16],
     }
-    # The digest omits run, name and key, as another run of the same work may adopt this job.
-    spec = _spec(job, config, environment, "", {**labels, kube.RUN_ID: ""}, key="")
-    digest = lineage.value_digest({"spec": spec, "queue": config.queue, "job": job.work()})
+    # Another run of the same work may adopt this job, so the digest leaves out the run, the name and the key.
+    anonymous_spec = _spec(job, config, environment, "", {**labels, kube.RUN_ID: ""}, key="")
+    digest = lineage.value_digest({"spec": anonymous_spec, "queue": config.queue, "job": job.work()})
     metadata: Json = {
         "name": name,
         "labels": labels if config.queue is None else {**labels, _QUEUE: config.queue},
@@ -78,7 +78,7 @@ def _spec(
 
 
 def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) -> Json:
-    """Return the trainer of a TrainJob: what runs in the pods of ranks, and the resources that these need."""
+    """Return the trainer of a TrainJob: the command of the pods of ranks, and the resources that they request."""
     pod = config.training_pod
     amounts = {"cpu": str(pod.cpu), "memory": f"{pod.memory_gib}Gi"}
     if config.gpus_per_node:
@@ -98,7 +98,7 @@ def _trainer(job: Job, config: ClusterConfig, environment: Mapping[str, str]) ->
 
 
 def _patch(name: str, config: ClusterConfig, labels: Mapping[str, str], environment: Sequence[Json]) -> Json:
-    """Return what the pods of a replicated job have beyond its runtime: where they run, volumes, labels, variables."""
+    """Return the additions to a replicated job of the runtime: its pods' nodes, volumes, labels and variables."""
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "work", "mountPath": config.mount}]
     container: Json = {"name": name, "volumeMounts": mounts, "env": list(environment)}
     spec: Json = {

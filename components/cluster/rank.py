@@ -17,7 +17,7 @@ def main() -> None:
     die_with_parent(int(sys.argv[2]))
     current_environment()  # cached before anything changes it
     job, rank = Job.read(Path(sys.argv[1])), int(os.environ["RANK"])
-    job.start_rank(rank)
+    job.clear_rank(rank)
     if rank:  # only the first rank prints for the user
         log = os.open(job.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, sys.stdout.fileno())
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def _outcome(job: Job) -> dict[str, Any]:
-    """Make the job's call; return its result, or its error as `failures.error_of_ranks` reads it."""
+    """Call the job's function; return its result, or its error as `failures.error_of_ranks` reads it."""
     try:
         size = int(os.environ["WORLD_SIZE"])
         if size != job.num_processes:  # results would look right but be wrong

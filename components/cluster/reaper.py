@@ -17,7 +17,7 @@ from components.shared.stage import exit_on_error
 
 _STALE_AFTER_S = 600.0
 """Age of a heartbeat after which its step is taken to be gone: twenty times the interval of heartbeats."""
-_RETURN_S = 60.0
+_RENEWAL_S = 60.0
 """Time for steps to renew their heartbeats after the API server was down: twice their longest pause between calls."""
 
 
@@ -30,7 +30,7 @@ def reap(
     runs = kube.unfinished_workflows(api, namespace) if stale else {}
     orphaned = [metadata for metadata in stale if metadata["labels"][kube.RUN_ID] not in runs]
     if orphaned:
-        wait(_RETURN_S)
+        wait(_RENEWAL_S)
     # A job whose heartbeat was renewed meanwhile has changed, and stays.
     return [metadata["name"] for metadata in orphaned if jobs.delete(metadata["name"], unchanged=metadata)]
 
@@ -43,10 +43,10 @@ def delete_run(api: client.ApiClient, namespace: str, run_id: str) -> list[str]:
 
 
 def _is_stale(metadata: Json, now: datetime) -> bool:
-    """Tell whether no step waits for a job; a job without a readable heartbeat does not count as stale."""
+    """Tell whether the heartbeat of a job is old, so that no step waits for it; False without a readable heartbeat."""
     try:
-        beat = datetime.fromisoformat((metadata.get("annotations") or {})[kube.HEARTBEAT])
-        return (now - beat).total_seconds() > _STALE_AFTER_S and kube.RUN_ID in metadata["labels"]
+        heartbeat = datetime.fromisoformat((metadata.get("annotations") or {})[kube.HEARTBEAT])
+        return (now - heartbeat).total_seconds() > _STALE_AFTER_S and kube.RUN_ID in metadata["labels"]
     except (KeyError, ValueError, TypeError):
         return False
 

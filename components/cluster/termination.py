@@ -29,10 +29,10 @@ _CONTAINER_LOG = "/proc/1/fd/1"
 
 
 class Termination:
-    """Handles requests to stop while a job is in the cluster or being created there.
+    """Handles requests to stop while a job is in the cluster or is being created there.
 
-    It deletes the job, except when this step's own pod is being deleted or its node is drained, shuts down or evicts
-    it. Then another attempt of the step adopts the job, or the job ends with the run.
+    It deletes the job, except if this step's own pod is being deleted, or if its node is drained, shuts down or evicts
+    the pod. Then another attempt of the step adopts the job, or the job ends with the run.
     """
 
     def __init__(self, stage: str, namespace: str, name: str, *, pod: tuple[str, str] | None, work: Path) -> None:
@@ -41,7 +41,7 @@ class Termination:
         # A separate connection: a signal handler must not wait for a lock of the thread that it interrupts.
         self._api = connect()
         self._jobs = TrainJobs(self._api, namespace)
-        self._over = threading.Event()
+        self._is_over = threading.Event()
         self.is_creating = False
         """Whether a request that creates the job is under way: the job may appear after the first deletion."""
         self.stop_other_requests: Callable[[], None] = lambda: None
@@ -54,14 +54,14 @@ class Termination:
         try:
             yield
         finally:
-            self._over.set()
+            self._is_over.set()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _handle_signal(self, number: int, _: FrameType | None) -> None:
-        if self._over.is_set():
+        if self._is_over.is_set():
             return
-        self._over.set()
+        self._is_over.set()
         if self._is_pod_disrupted():
             outcome = (
                 f"this pod is being deleted: the training job {self.job_name} goes on; "
@@ -72,15 +72,16 @@ class Termination:
         else:
             outcome = f"the training job {self.job_name} could not be removed; the reaper will remove it"
         step = last_step(self._work)
-        checkpoint = "there is no checkpoint yet, unless ranks write one as they end"
-        if step is not None:
+        if step is None:
+            checkpoint = "there is no checkpoint yet, unless ranks write one as they end"
+        else:
             newest = f"the checkpoint of step {step}, or from one that ranks write as they end"
             checkpoint = f"the next run resumes from {newest}"
         self._print(f"stopped by {signal.Signals(number).name}: {outcome}", checkpoint)
         raise SystemExit(128 + number)
 
     def _print(self, *lines: str) -> None:
-        """Print without buffers and locks; to the container's log if Kubeflow's launcher no longer reads our output."""
+        """Print without buffers or locks; to the container's log if Kubeflow's launcher no longer reads our output."""
         text = "".join(fitted(f"{self._stage}: {line}\n") for line in lines).encode()
         try:
             os.write(1, text)
@@ -91,7 +92,7 @@ class Termination:
                 os.close(log)
 
     def _is_pod_disrupted(self) -> bool:
-        """Tell whether this step's pod is being deleted or evicted, which it is not when its run is stopped."""
+        """Tell whether this step's pod is being deleted or evicted, as it is not when a user stops the run."""
         pod: Json | None = None
         if self._pod is not None:
             namespace, name = self._pod
@@ -99,11 +100,11 @@ class Termination:
                 pod = TrainJobs(self._api, namespace).pod(name, _POD_TIMEOUT)
         if pod is None:
             return False
-        # A kubelet that evicts pods or shuts down with its node sets a condition and leaves the pod in the API.
+        # A kubelet that evicts a pod, or shuts down with its node, sets a condition but does not delete the pod.
         return "deletionTimestamp" in pod["metadata"] or condition(pod, "DisruptionTarget")["status"] == "True"
 
     def _delete(self) -> bool:
-        """Delete the job, repeatedly after a failure or while a request may create it; return whether it worked."""
+        """Delete the job, again after a failure or while a request may create it; return whether that succeeded."""
         for attempt in range(_TRIES):
             is_deleted = False
             with suppress(client.ApiException, HTTPError):
@@ -121,5 +122,5 @@ class Termination:
         while True:
             with suppress(client.ApiException, HTTPError):
                 self._jobs.get(self.job_name)
-            if self._over.wait(_KEEP_ALIVE_S):
+            if self._is_over.wait(_KEEP_ALIVE_S):
                 return

@@ -41,7 +41,7 @@ def run_on_cluster(job: Job, stage: ClusterStage, clock: Clock | None = None) ->
     """
     # Ranks write outputs into the job's folder, because a step that adopts the job has other output folders.
     submitted = replace(job, outputs={name: str(job.folder / "outputs" / name) for name in job.outputs})
-    results = _ClusterRun(submitted, stage, clock or Clock()).results()
+    results = _ClusterRun(submitted, stage, clock or Clock()).run()
     for name, path in job.outputs.items():
         Path(path).rmdir()
         Path(submitted.outputs[name]).rename(path)
@@ -56,7 +56,7 @@ class _ClusterRun:
         self._retries = RetryPolicy(clock)
         here, pod = kube.own_namespace(), os.environ.get(POD_VARIABLE)
         self._jobs = TrainJobs(kube.connect(), stage.config.namespace or here)
-        # Kubernetes takes an owner in another namespace for a missing one, and would delete the job.
+        # An owner in another namespace counts as missing: Kubernetes would delete the job.
         owner = None
         if pod and self._jobs.namespace == here:
             owner = owner_reference(self._retries.call(f"read the pod {pod}", lambda: self._jobs.pod(pod)))
@@ -68,11 +68,11 @@ class _ClusterRun:
             stage.stage, self._jobs.namespace, self._name, pod=(here, pod) if pod else None, work=job.folder.parent
         )
 
-    def results(self) -> _Results:
-        """Return the results of all ranks. If this code itself fails, it leaves no job behind."""
+    def run(self) -> _Results:
+        """Return the results of all ranks. After an unexpected error, no job is left behind."""
         with self._termination.handled():
             try:
-                return self._results_of_attempts()
+                return self._run_attempts()
             except PipelineError:
                 raise
             except Exception:
@@ -80,7 +80,7 @@ class _ClusterRun:
                     self._jobs.delete(self._name, pods_first=True)
                 raise
 
-    def _results_of_attempts(self) -> _Results:
+    def _run_attempts(self) -> _Results:
         retries_left = self._stage.config.max_restarts
         while True:
             try:
@@ -101,9 +101,12 @@ class _ClusterRun:
         """Return the results; a RetryableError that is not final asks for another attempt, unless this is the last."""
         self._lock_work()
         self._find(kube.RUN_ID)  # waits until the cluster answers: a job may end, and leave results, while it does not
-        earlier = self._earlier_results()
-        if earlier is not None:
-            return earlier
+        outputs_exist = all(Path(path).is_dir() for path in self._job.outputs.values())
+        earlier_results = self._job.results() if outputs_exist and self._job.is_written() else None
+        if earlier_results is not None:
+            self._say(f"{self._name} has succeeded before")
+            self._clean_up()
+            return earlier_results
         watch = Watch(self._jobs, self._stage, self._clock, self._submit())
         self._termination.stop_other_requests = watch.stop
         outcome: Phase | Exception
@@ -113,60 +116,50 @@ class _ClusterRun:
             outcome = error
         except BaseException as error:
             watch.stop()
-            if isinstance(error, OvertakenError):  # another run has the results: this job is of no more use
-                self._remove()
+            if isinstance(error, OvertakenError):  # another run has the results, so nobody needs this job
+                self._clean_up()
             raise
         return self._end(watch, outcome, last=last)
 
     def _end(self, watch: Watch, outcome: Phase | Exception, *, last: bool) -> _Results:
-        """Remove the watched job; return its results, or raise why it failed. A retry may adopt a job that is left."""
+        """Delete the watched job; return its results, even if the job failed after that, or raise why it failed."""
         work = current_work()
-        is_ours = work is None or work.is_locked  # otherwise another run has the folder, and results are its own
-        results = self._results(is_complete=outcome is Phase.COMPLETE) if is_ours else None
+        is_ours = work is None or work.is_locked  # otherwise another run has the folder, with results of its job
+        results = None
+        if is_ours:
+            deadline = self._clock.monotonic() + (_VISIBLE_S if outcome is Phase.COMPLETE else 0.0)
+            while (results := self._job.results()) is None and self._clock.monotonic() < deadline:
+                self._clock.sleep(_RESULTS_POLL_S)
         tails = watch.record(self._job)
         if results is not None:
-            self._remove()
+            self._clean_up()
             return results
         if isinstance(outcome, Phase):
             reported = error_of_ranks(self._job) if is_ours else None
             outcome = failure_reason(watch.job, watch.pods, tails, reported)
         if isinstance(outcome, RetryableError) and not outcome.is_final and not last:
-            # The next attempt adopts a job that still exists: right if only the API server failed, else it may hang.
+            # If the API server was unavailable, the job may be healthy, and the next attempt adopts it.
             if not isinstance(outcome, UnavailableError):
                 self._delete(self._name)
             raise outcome
         _print_ends(tails)
-        self._remove()
+        self._clean_up()
         # The traceback of a bug is in the log of its rank; this process shows its first line.
         raise PipelineError(str(outcome).split("\n", 1)[0]) if isinstance(outcome, RuntimeError) else outcome
-
-    def _earlier_results(self) -> _Results | None:
-        """Return the results if this job succeeded while no step was waiting for it, else None."""
-        outputs_exist = all(Path(path).is_dir() for path in self._job.outputs.values())
-        results = self._job.results() if outputs_exist and self._job.is_written() else None
-        if results is not None:
-            self._say(f"{self._name} has succeeded before")
-            self._remove()
-        return results
-
-    def _results(self, *, is_complete: bool) -> _Results | None:
-        """Return the results if there are any, whatever happened to the job later; wait for those of a complete job."""
-        deadline = self._clock.monotonic() + _VISIBLE_S
-        while is_complete and self._job.results() is None and self._clock.monotonic() < deadline:
-            self._clock.sleep(_RESULTS_POLL_S)
-        return self._job.results()
 
     def _submit(self) -> Json:
         """Return the job as it is in the cluster: adopted if it exists already, otherwise created.
 
-        A job that has ended, or has other settings, is removed first. Another run's job that has the turn is treated in
-        the same way: that run's step is gone, as this step has the lock. Other jobs in a queue are left to their steps.
+        A job of this stage that has ended, or has other settings, is deleted first. The same holds for the job with the
+        turn, even of another run: the step of that run is gone, as this step has the lock. Other runs' jobs in a queue
+        are left to their steps.
         """
-        _annotations(self._manifest)[kube.HEARTBEAT] = self._clock.now().isoformat()
+        annotations = _annotations(self._manifest)
+        annotations[kube.HEARTBEAT] = self._clock.now().isoformat()
         turn = Job.turn(self._job.folder)
-        of_other_run = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
-        for job in [*self._find(kube.RUN_ID, kube.STAGE), *of_other_run]:
-            is_same = _annotations(job).get(kube.SPEC_DIGEST) == _annotations(self._manifest)[kube.SPEC_DIGEST]
+        with_turn = [job for job in self._find(kube.WORK) if job["metadata"]["name"] == turn]
+        for job in [*self._find(kube.RUN_ID, kube.STAGE), *with_turn]:
+            is_same = _annotations(job).get(kube.SPEC_DIGEST) == annotations[kube.SPEC_DIGEST]
             if is_same and not _is_over(job):
                 return self._adopt(job)
             name = job["metadata"]["name"]
@@ -191,23 +184,23 @@ class _ClusterRun:
     def _take_turn(self, phase: Phase) -> None:
         """Release the work folder while the job is queued; lock it and let the pods begin once the job is admitted.
 
-        While the job is queued, other runs may do the same work. `_attempt` has locked the folder to submit the job, so
-        the first call releases it. OvertakenError if another run has finished the work meanwhile.
+        While the job is queued, other runs may do the same work. OvertakenError if one of them has finished it.
         """
         work = current_work()
         if phase is Phase.QUEUED and self._stage.config.queue is not None:
-            if work is not None and work.is_locked:
+            if work is None:
+                return
+            if work.is_locked:  # by `_attempt`, to submit the job
                 self._job.end_turn()
                 work.unlock()
-            if work is not None:
-                work.require_unchanged()
+            work.require_unchanged()
         elif phase in (Phase.PENDING, Phase.RUNNING):
             self._lock_work()
             if Job.turn(self._job.folder) != self._name:
                 self._begin_turn()
 
     def _lock_work(self) -> None:
-        """Lock the work folder; OvertakenError if another run has it for longer than submitting a job takes."""
+        """Lock the work folder; OvertakenError if another run has locked it for longer than submitting a job takes."""
         work, deadline = current_work(), self._clock.monotonic() + _TURN_S
         while work is not None and not work.is_locked and not work.lock_again():
             if self._clock.monotonic() > deadline:
@@ -219,14 +212,14 @@ class _ClusterRun:
         work = self._manifest["metadata"]["labels"][kube.WORK]
 
         def others() -> list[Json]:
-            pods = self._jobs.pods(kube.WORK, work)
-            pods = [pod for pod in pods if pod["metadata"]["labels"].get(kube.JOB_SET) != self._name]
-            return [pod for pod in pods if pod["status"].get("phase") not in _ENDED]
+            pods = [pod for pod in self._jobs.pods(kube.WORK, work) if pod["status"].get("phase") not in _ENDED]
+            return [pod for pod in pods if pod["metadata"]["labels"].get(kube.JOB_SET) != self._name]
 
         self._wait_until_none(others)
         self._job.write(self._name)
 
     def _find(self, *labels: str) -> list[Json]:
+        """Return the jobs in the cluster that have the same values of these labels as this job."""
         values = {label: self._manifest["metadata"]["labels"][label] for label in labels}
         return self._retries.call("list training jobs", lambda: self._jobs.find(values))
 
@@ -247,8 +240,8 @@ class _ClusterRun:
         run_id: str = job["metadata"]["labels"][kube.RUN_ID]
         return "" if run_id == self._stage.run_id else _annotations(job).get(kube.RUN_NAME) or run_id
 
-    def _remove(self) -> None:
-        """Delete this job; if that fails, the reaper will do it."""
+    def _clean_up(self) -> None:
+        """Delete this job; if that fails, leave it to the reaper."""
         try:
             self._delete(self._name)
         except PipelineError as error:
@@ -262,26 +255,26 @@ class _ClusterRun:
     def _wait_until_gone(self, name: str) -> None:
         """Wait until a job and its pods are gone: a second job would write the same checkpoints."""
 
-        def left() -> list[Json]:
+        def remaining() -> list[Json]:
             job = self._jobs.get(name)
             return [job] if job else self._jobs.pods(kube.JOB_SET, name)
 
-        self._wait_until_none(left)
+        self._wait_until_none(remaining)
 
     def _wait_until_none(self, find: Callable[[], list[Json]]) -> None:
         """Wait until `find` returns no job or pod; UnavailableError if that takes too long."""
         limit_s = self._job.grace_s + _GONE_S  # pods may take long to write a last checkpoint
         deadline = self._clock.monotonic() + limit_s
-        while left := self._retries.call("list pods", find):
+        while remaining := self._retries.call("list pods", find):
             if self._clock.monotonic() > deadline:
-                names = ", ".join(each["metadata"]["name"] for each in left)
+                names = ", ".join(each["metadata"]["name"] for each in remaining)
                 raise UnavailableError(f"{names}: still exist {limit_s:g} s after the training job was deleted")
             self._clock.sleep(_GONE_POLL_S)
 
 
 def _print_ends(tails: dict[str, list[str]]) -> None:
     for where, lines in tails.items():
-        if where != "rank 0" and lines:  # the first rank's log has been printed already
+        if where != "rank 0" and lines:  # the log of rank 0 has been printed already
             say_line("\n".join([f"the end of the log of {where}:", *lines[-_LINES_SHOWN:]]))
 
 

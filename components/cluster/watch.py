@@ -68,18 +68,20 @@ class Watch:
         self._phase: Phase | None = None
         self._past_phases: set[Phase] = set()
         self._phase_began_s = self._heartbeat_s = clock.monotonic()
-        self._unstartable_since: dict[str, float] = {}  # when pods began to wait for reasons of _UNSTARTABLE
+        self._unstartable_since: dict[str, float] = {}  # by pod name, when it began to wait for one of _UNSTARTABLE
         self._reported_problem, self._next_report_s = "", 0.0
-        self._once_ready: set[str] = set()
-        self._failed_pods: dict[str, str] = {}  # by name, how each pod failed while the job went on, and the cause
-        self._start_errors: set[str] = set()  # causes for which pods ended that had never been ready
+        self._ready_before: set[str] = set()  # names of pods that are ready or have been
+        self._failed_pods: dict[str, str] = {}  # by name, how and why pods failed while the job went on
+        self._start_errors: set[str] = set()  # causes of the failures of pods that had never been ready
         self._records = stage.records / f"attempt-{1 + len(list(stage.records.glob('attempt-*')))}"
 
     def until_end(self, in_phase: Callable[[Phase], None] = lambda _: None) -> Phase:
         """Poll the job until it ends; return COMPLETE or FAILED. Each poll calls `in_phase` with the current phase.
 
-        PipelineError if pods cannot start or two fail alike before being ready, RetriesExhaustedError if queue or start
-        take too long, RetryableError if the job prints nothing for too long, is deleted, or cannot be read.
+        Raises:
+            PipelineError: Pods cannot start, or two fail for the same cause before they were ready.
+            RetriesExhaustedError: The job waits too long in the queue, or for its pods to start.
+            RetryableError: The job prints nothing for too long, was deleted, or cannot be read.
         """
         while True:
             job = self._retries.call(f"read the training job {self._name}", lambda: self._jobs.get(self._name))
@@ -88,7 +90,7 @@ class Watch:
             self.job, self.pods = job, self._retries.call("list pods", lambda: self._jobs.pods(JOB_SET, self._name))
             phase = self._current_phase()
             if phase is not self._phase:
-                self._enter(phase)
+                self._begin_phase(phase)
             in_phase(phase)
             self._follow_first_rank()
             if phase in (Phase.COMPLETE, Phase.FAILED):
@@ -101,7 +103,7 @@ class Watch:
                     self._heartbeat_s = self._clock.monotonic()
             self._clock.sleep(_POLL_S)
 
-    def _enter(self, phase: Phase) -> None:
+    def _begin_phase(self, phase: Phase) -> None:
         say(self._stage.stage, f"{self._name} {phase}{' again' if phase in self._past_phases else ''}")
         self._past_phases.add(phase)
         self._phase, self._phase_began_s, self._reported_problem = phase, self._clock.monotonic(), ""
@@ -113,7 +115,7 @@ class Watch:
             self._log.stop()
 
     def record(self, job: Job) -> dict[str, list[str]]:
-        """Print the rest of the log, write what is known to attempt-N of the records, and return the ends of logs."""
+        """Print the rest of the log; write logs, manifest, pods and events to the records; return the ends of logs."""
         tails, folder = self._log_tails(job), self._records
         events = [event for document in (self.job, *self.pods) for event in _retried(self._jobs.events, document)]
         try:
@@ -129,15 +131,15 @@ class Watch:
         return tails
 
     def _log_tails(self, job: Job) -> dict[str, list[str]]:
-        """Return the last lines of logs by origin: "rank 0", which was printed, "rank 1" ..., names of other pods."""
+        """Return the last lines of logs by origin: "rank 0" (also printed), "rank 1" ..., and names of other pods."""
         tails: dict[str, list[str]] = {"rank 0": []}
         if self._log is not None:
             self._log.finish()
             tails["rank 0"] = list(self._log.lines)
         for pod in self.pods:
             lines = self._save_log(pod)
-            is_followed = self._log is not None and self._log.uid == pod["metadata"]["uid"]
-            if lines and not is_followed and _name(pod) not in self._failed_pods:  # whose cause has been printed
+            is_rank_0 = self._log is not None and self._log.uid == pod["metadata"]["uid"]
+            if lines and not is_rank_0 and _name(pod) not in self._failed_pods:  # the causes of those have been printed
                 tails[_name(pod)] = lines[-_LINES_KEPT:]
         for rank in range(1, job.num_processes):
             if job.log(rank).is_file():
@@ -146,12 +148,12 @@ class Watch:
         return tails
 
     def _save_log(self, pod: Json) -> list[str]:
-        """Write a pod's log to the records; return its lines, none if it cannot be read."""
+        """Write a pod's log to the records; return its lines, or no lines if it cannot be read."""
         name, container = _name(pod), pod["spec"]["containers"][0]["name"]
-        timestamped = _retried(
+        timestamped_lines = _retried(
             lambda: self._jobs.log(name, container, follow=False).data.decode(errors="replace").splitlines()
         )
-        lines = [line.partition(" ")[2] for line in timestamped]
+        lines = [line.partition(" ")[2] for line in timestamped_lines]
         if lines:
             with suppress(OSError):
                 self._records.mkdir(parents=True, exist_ok=True)
@@ -160,24 +162,24 @@ class Watch:
         return lines
 
     def _report_failed_pods(self) -> None:
-        """Print why pods failed while the job goes on; PipelineError if two fail for one cause before being ready."""
+        """Print why pods failed while the job goes on; PipelineError if two failed for one cause before being ready."""
         ranks = {_name(pod) for pod in self._rank_pods()}
         for pod in self.pods:
             name = _name(pod)
             # Ranks are ready as soon as they run.
             if name in ranks or failures.condition(pod, "Ready")["status"] == "True":
-                self._once_ready.add(name)
-            state = failures.ended_early(pod)
+                self._ready_before.add(name)
+            state = failures.failed_state(pod)
             if state is None or name in self._failed_pods:
                 continue
             cause = failures.first_error(self._save_log(pod)) or "its log names no error"
             if state.get("reason") == "OOMKilled":
                 cause = "it ran out of memory (OOMKilled)"
-            when = "" if name in self._once_ready else " before it was ready"
+            when = "" if name in self._ready_before else " before it was ready"
             where = failures.pod_on_node(pod)
             self._failed_pods[name] = f"{where} ended with exit code {state['exitCode']}{when}: {cause}"
             say(self._stage.stage, self._failed_pods[name])
-            if name in self._once_ready:
+            if name in self._ready_before:
                 continue
             if cause in self._start_errors:
                 raise PipelineError(f"{cause}: {name} is the second pod that ends with it; logs are in {self._records}")
@@ -193,42 +195,39 @@ class Watch:
         return Phase.RUNNING if len(started) >= self._stage.config.nodes else Phase.PENDING
 
     def _rank_pods(self) -> list[Json]:
-        label = "jobset.sigs.k8s.io/replicatedjob-name"  # of vLLM servers it is ROLLOUT
+        label = "jobset.sigs.k8s.io/replicatedjob-name"  # its value is ROLLOUT for pods of vLLM servers
         return [pod for pod in self.pods if pod["metadata"]["labels"].get(label) == NODE]
 
     def _follow_first_rank(self) -> None:
         """Follow the log of the first node's newest pod that has started; a restart of the job makes a new pod."""
         index = "batch.kubernetes.io/job-completion-index"
-        started = [
-            pod["metadata"]
-            for pod in self._rank_pods()
-            if pod["metadata"]["labels"].get(index) == "0"
-            and (failures.container_states(pod, "running") or failures.container_states(pod, "terminated"))
-        ]
-        pod = max(started, key=lambda metadata: str(metadata.get("creationTimestamp", "")), default=None)
-        if pod is None or (self._log is not None and self._log.uid == pod["uid"]):
+        pods = [pod for pod in self._rank_pods() if pod["metadata"]["labels"].get(index) == "0"]
+        kinds = ("running", "terminated")
+        started = [pod["metadata"] for pod in pods if any(failures.container_states(pod, kind) for kind in kinds)]
+        newest = max(started, key=lambda metadata: str(metadata.get("creationTimestamp", "")), default=None)
+        if newest is None or (self._log is not None and self._log.uid == newest["uid"]):
             return
         if self._log is not None:
             self._log.finish()
-        self._log = LogStream(self._jobs, pod, self._clock, say_line)
+        self._log = LogStream(self._jobs, newest, self._clock, say_line)
 
     def _check_time(self, phase: Phase) -> None:
         """Raise if the current phase takes too long; print why the job waits."""
-        config, now = self._stage.config, self._clock.monotonic()
+        config = self._stage.config
         if phase is Phase.QUEUED:
             self._check_wait("not admitted by the queue", "queue_timeout_s", config.queue_timeout_s)
         elif phase is Phase.PENDING:
             self._check_waiting_containers()
             self._check_wait("not all pods run", "start_timeout_s", config.start_timeout_s)
         elif phase is Phase.RUNNING:
-            # The last line may be older than the phase if the queue suspended the job in between.
+            # If the queue has suspended the job, the last line may be older than the phase.
             active_s = max(self._log.last_active_s, self._phase_began_s) if self._log else self._phase_began_s
-            if now - active_s > config.stall_timeout_s:
+            if self._clock.monotonic() - active_s > config.stall_timeout_s:
                 limit = f"{config.stall_timeout_s:g} s (cluster.stall_timeout_s)"
                 raise RetryableError(f"{self._name}: nothing was printed for {limit}")
 
     def _check_wait(self, what: str, key: str, limit_s: float) -> None:
-        """Print why the job waits if the reason has changed; raise if it waits longer than `limit_s`, or in vain."""
+        """Print why the job waits, if the reason has changed; raise if it waits in vain or beyond `limit_s`."""
         now = self._clock.monotonic()
         if now - self._phase_began_s > limit_s:
             raise RetriesExhaustedError(f"{self._name}: {what} within {limit_s:g} s (cluster.{key}): {self._problem()}")
@@ -242,7 +241,7 @@ class Watch:
             say(self._stage.stage, f"{self._name} {self._phase}: {problem}")
 
     def _problem(self) -> str:
-        """Return why the job waits: from Kueue's workload, from a failed pod, or from the state of pods and events."""
+        """Return why the job waits: from Kueue's workload, a failed pod, or the states of pods and their events."""
         events: list[Json] = []
         with suppress(client.ApiException, HTTPError):
             if self._phase is Phase.QUEUED:
@@ -255,13 +254,13 @@ class Watch:
 
     def _check_waiting_containers(self) -> None:
         """Raise PipelineError if a container has waited for `_UNSTARTABLE_S` without a chance to start."""
-        now, since = self._clock.monotonic(), self._unstartable_since
-        self._unstartable_since = {}
+        now, before = self._clock.monotonic(), self._unstartable_since
+        self._unstartable_since = {}  # without the pods that no longer wait for such a reason
         waiting = [(_name(pod), state) for pod in self.pods for state in failures.container_states(pod, "waiting")]
         for name, state in waiting:
             reason = state.get("reason", "")
             if _UNSTARTABLE.fullmatch(reason):
-                self._unstartable_since[name] = since.get(name, now)
+                self._unstartable_since[name] = before.get(name, now)
                 if now - self._unstartable_since[name] >= _UNSTARTABLE_S:
                     hint = next((text for part, text in _HINTS.items() if part in reason), "")
                     raise PipelineError(f"{name}: {reason}: {state.get('message', 'no message')}{hint}")
@@ -273,7 +272,7 @@ def _name(pod: Json) -> str:
 
 
 def _retried(request: Callable[..., list[Any]], *arguments: object) -> list[Any]:
-    """Return what a request returns, tried a few times; an empty list if each try fails."""
+    """Return the answer to a request, which is tried a few times; an empty list if each try fails."""
     for _ in range(_RECORD_TRIES):
         with suppress(client.ApiException, HTTPError):
             return request(*arguments)
@@ -312,6 +311,7 @@ class LogStream:
                 response.shutdown()
 
     def _follow(self) -> None:
+        """Print new lines until `stop`, or until the pod is gone."""
         pause = 0.0
         while not self._stopped.wait(pause):
             before = self._last_time, self._num_at_last_time
@@ -324,7 +324,7 @@ class LogStream:
                     return
                 self.last_active_s = self._clock.monotonic()
             is_silent = before == (self._last_time, self._num_at_last_time)
-            pause = min(2 * pause, _LONGEST_PAUSE_S) if is_silent else _FIRST_PAUSE_S
+            pause = min(max(2 * pause, _FIRST_PAUSE_S), _LONGEST_PAUSE_S) if is_silent else _FIRST_PAUSE_S
 
     def _read(self, *, follow: bool) -> None:
         """Print the lines that follow those already printed: up to now, or with `follow` as they appear."""
@@ -339,7 +339,7 @@ class LogStream:
                     return  # a line that was cut off is read again
                 line = raw_line.removesuffix(b"\n").decode(errors="replace")
                 timestamp, _, text = line.partition(" ")
-                if not _TIMESTAMP.fullmatch(timestamp):  # the kubelet's own, such as that it cannot read the log
+                if not _TIMESTAMP.fullmatch(timestamp):  # a message of the kubelet, such as that it cannot read the log
                     self._print_line(line)
                     continue
                 if timestamp < last_time:

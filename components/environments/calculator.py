@@ -20,7 +20,7 @@ _ACCEPTED, _TOO_LARGE = "accepted: numbers, + - * / // % ** and parentheses", "t
 
 
 class Calculator(ToolEnvironment):
-    """Computes each line of a call."""
+    """Answers a call with the value of each of its lines."""
 
     name = "calculator"
 
@@ -30,7 +30,7 @@ class Calculator(ToolEnvironment):
         self._decimals = arguments.decimals
 
     def use(self, text: str) -> str:
-        """Return the value of each line."""
+        """Return the value of each line of `text` that is not empty; CallError if one cannot be computed."""
         lines = [line for line in text.split("\n") if line.strip()]
         if not 0 < len(lines) <= _MAX_LINES:
             raise CallError(f"there are {len(lines)} lines; accepted: 1 to {_MAX_LINES}")
@@ -38,7 +38,7 @@ class Calculator(ToolEnvironment):
 
 
 def value_of(expression: str) -> Fraction:
-    """Return the exact value of an expression in Python's grammar; CallError if it cannot be computed."""
+    """Return the exact value of an arithmetic expression in Python's syntax; CallError if it cannot be computed."""
     if len(expression) > _MAX_CHARACTERS:
         raise CallError(f"the expression is longer than {_MAX_CHARACTERS} characters")
     plain = _LEADING_ZEROS.sub("", expression.strip())
@@ -46,6 +46,8 @@ def value_of(expression: str) -> Fraction:
         if not _EXPRESSION.fullmatch(plain):
             raise SyntaxError
         return _value(ast.parse(plain, mode="eval").body, plain)
+    except ZeroDivisionError:
+        raise CallError("division by zero") from None
     except (SyntaxError, RecursionError, MemoryError):
         raise CallError(f'"{plain[:20]}" cannot be read; {_ACCEPTED}') from None
 
@@ -59,23 +61,38 @@ def format_number(value: Fraction, decimals: int) -> str:
         return f"{float(value):.{max(decimals, 1)}g}"
     sign = "-" if scaled < 0 else ""
     whole, fraction = divmod(abs(scaled), 10**decimals)
-    if decimals == 0:
-        return f"{sign}{whole}"
     return f"{sign}{whole}.{fraction:0{decimals}}".rstrip("0").rstrip(".")
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
-    """Return the value of a node of the parsed text; SyntaxError if it is not in the grammar of the calculator."""
+    """Return the value of a node in the syntax tree of `text`; SyntaxError if the calculator does not know its kind."""
     match node:
-        case ast.Constant():  # its text, since `node.value` is a float
+        case ast.Constant():  # its text is exact, `node.value` is a float
             return Fraction(text[node.col_offset : node.end_col_offset].removesuffix("."))
         case ast.UnaryOp(ast.UAdd(), operand):
             return _value(operand, text)
         case ast.UnaryOp(ast.USub(), operand):
             return -_value(operand, text)
         case ast.BinOp(left, sign, right):
-            return _apply(type(sign), _value(left, text), _value(right, text))
+            result = Fraction(_OPERATORS[type(sign)](_value(left, text), _value(right, text)))
+            if _num_bits(result) > _MAX_BITS:
+                raise CallError(_TOO_LARGE)
+            return result
     raise SyntaxError
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        raise CallError("an exponent has to be a whole number")
+    # The result would have at least this many bits; if they are too many, it is not computed.
+    if abs(exponent) * (_num_bits(base) - 1) > _MAX_BITS:
+        raise CallError(_TOO_LARGE)
+    return Fraction(base**exponent.numerator)
+
+
+def _num_bits(value: Fraction) -> int:
+    """Return the bits of the numerator or of the denominator, whichever has more."""
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
@@ -85,27 +102,5 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | i
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Pow: _power,
 }
-
-
-def _apply(kind: type[ast.operator], left: Fraction, right: Fraction) -> Fraction:
-    """Return the result of an operator; CallError for a division by zero, or if the result is too large."""
-    try:
-        value = _power(left, right) if kind is ast.Pow else Fraction(_OPERATORS[kind](left, right))
-    except ZeroDivisionError:
-        raise CallError("division by zero") from None
-    if _bits(value) > _MAX_BITS:
-        raise CallError(_TOO_LARGE)
-    return value
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    if exponent.denominator != 1:
-        raise CallError("an exponent has to be a whole number")
-    if abs(exponent) * (_bits(base) - 1) > _MAX_BITS:  # a lower limit of the result's bits, before it is computed
-        raise CallError(_TOO_LARGE)
-    return Fraction(base**exponent.numerator)
-
-
-def _bits(value: Fraction) -> int:
-    return max(value.numerator.bit_length(), value.denominator.bit_length())

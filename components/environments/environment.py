@@ -36,8 +36,8 @@ class Observation:
 class Environment(Protocol):
     """The environment of one trajectory, created for it with the arguments in the config.
 
-    Must be deterministic: the same turns give the same observations, since turns are replayed where a trajectory is
-    continued in another process. A method `close()` is optional; it is called when the trajectory has ended. After an
+    It must be deterministic: the same turns give the same observations, because turns are replayed when a trajectory
+    continues in another process. A method `close()` is optional; it is called when the trajectory has ended. After an
     exception, the trajectory has failed and has no reward.
 
     >>> class Politeness:
@@ -56,7 +56,7 @@ class Environment(Protocol):
         """Begin a trajectory."""
 
     def step(self, text: str) -> Observation:
-        """Return the observation for the text of a turn, which is without its end token."""
+        """Return the observation that follows a turn of the model; `text` is without the turn's end token."""
 
 
 class ToolEnvironment(ABC):
@@ -89,12 +89,12 @@ class ToolEnvironment(ABC):
         self._num_calls = 0
 
     def step(self, text: str) -> Observation:
-        """Answer the calls of a turn in order; a call with an error is answered with the error."""
+        """Return the answers to the calls of a turn, in order; the answer to an invalid call is the error."""
         answers = [self._answer(call).replace(NEXT_ANSWER, " ") for call in find_calls(text, self._call_format)]
         return Observation(NEXT_ANSWER.join(answers), done=not answers)
 
     def _answer(self, call: Call) -> str:
-        """Return the tool's answer to a call, or why there is none."""
+        """Return the tool's answer to a call, or the reason why there is none."""
         if call.error:
             return call.error
         if call.name != self.name:

@@ -19,10 +19,10 @@ class Feedback:
 
     @staticmethod
     def prepare(_: ToolsConfig) -> None:
-        """Load the libraries for algebra before workers are forked, so that all share them."""
+        """Import the libraries for algebra before workers are forked, so that all share them."""
         from components.grading import algebra
 
-        algebra.same_value(r"\sin{x}\cos{x}", r"\frac{\sin{2x}}{2}")  # the first use imports them
+        algebra.same_value(r"\sin{x}\cos{x}", r"\frac{\sin{2x}}{2}")  # the first comparison imports the libraries
 
     def reset(self, problem: Problem) -> None:
         """Begin a trajectory."""
@@ -30,13 +30,12 @@ class Feedback:
 
     def step(self, text: str) -> Observation:
         """Grade the answer; end the trajectory if it is right or no tries are left."""
-        problem = self._problem
-        result = grade(problem.answer, text, self._arguments.answer, problem.question)
+        result = grade(self._problem.answer, text, self._arguments.answer, self._problem.question)
         self._num_tries += 1
         if result.verdict is Verdict.RIGHT:
             reward = self._arguments.discount ** (self._num_tries - 1)
             return Observation(done=True, rewards={RIGHT_AFTER_TRIES: reward})
-        # An unscorable answer ends it, too: the next try would be unscorable as well.
+        # An unscorable answer ends the trajectory, too: the next try would be unscorable as well.
         is_last = self._num_tries == self._arguments.num_tries or result.verdict is Verdict.UNSCORABLE
         message = _NO_ANSWER if result.reason is Reason.NO_ANSWER else self._arguments.message
         return Observation("" if is_last else message, done=is_last, rewards={RIGHT_AFTER_TRIES: 0.0})

@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from components.environments.environment import Observation
@@ -34,16 +35,17 @@ class OpenEnv:
     ) -> None:
         """Connect to the server at `url`, such as `http://127.0.0.1:8000`.
 
-        `action_field` is the field of an action for the text of a turn; None where the model calls functions: the
-        arguments of a call are then the action, and a turn without a call is the last one. `observation_field` is the
-        field of an observation that the model reads; None for the only field with text, or for all fields in JSON if
-        there is not exactly one. `action` and `reset` are more fields for every action, and for the request that begins
-        a session.
+        `action_field` is the field of an action that takes the text of a turn. None means that the model calls
+        functions: the arguments of a call are the action, and a turn without a call is the last one.
+        `observation_field` is the field of an observation that the model reads. None means the only field with text,
+        or all fields as JSON if several fields or none have text. The fields in `action` are added to every action,
+        those in `reset` to the request that begins a session.
         """
         from websockets.sync.client import connect
 
         address = re.sub(r"^http", "ws", url).rstrip("/") + "/ws"
-        self._socket = connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None)
+        self._connection = ExitStack()
+        self._socket = self._connection.enter_context(connect(address, max_size=_MAX_MESSAGE_BYTES, proxy=None))
         self._action_field, self._observation_field = action_field, observation_field
         self._fixed_fields, self._reset = dict(action or {}), dict(reset or {})
 
@@ -70,8 +72,9 @@ class OpenEnv:
         return self._act(calls[0].arguments)
 
     def _act(self, fields: Mapping[str, Any]) -> Observation:
+        """Send an action with these fields; return the server's observation, or why it refuses the action."""
         result = self._request("step", {**fields, **self._fixed_fields})
-        if "errors" in result:  # the server's validation of the action
+        if "errors" in result:  # the server has validated the action
             errors = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in result["errors"]]
             return Observation(f"Error: {'; '.join(errors)}")
         rewards = {} if result["reward"] is None else {"openenv": float(result["reward"])}
@@ -79,10 +82,10 @@ class OpenEnv:
 
     def close(self) -> None:
         """End the session."""
-        self._socket.close()
+        self._connection.close()
 
     def _request(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the data of the server's reply; RuntimeError for an error other than an invalid action."""
+        """Send a request; return the data of the reply. RuntimeError for any error other than an invalid action."""
         self._socket.send(json.dumps({"type": kind, "data": data}))
         reply = json.loads(self._socket.recv())
         answer: dict[str, Any] = reply["data"]
@@ -92,6 +95,7 @@ class OpenEnv:
         return answer
 
     def _text(self, observation: Mapping[str, Any]) -> str:
+        """Return the part of a server's observation that the model reads."""
         if self._observation_field is not None:
             value = observation[self._observation_field]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

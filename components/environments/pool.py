@@ -33,12 +33,14 @@ class Answer:
 
 
 class Environments(AbstractContextManager["Environments"]):
-    """The environments of many trajectories; PipelineError if one cannot be created, as with a wrong argument."""
+    """The environments of many trajectories."""
 
     def __init__(self, config: ToolsConfig) -> None:
+        """Start the workers, and create one environment as a trial; PipelineError if that fails."""
         self.config = config
+        # The training processes of this machine share its cores.
         cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        # Workers import from where this process does, and from the current folder, whose name is "" in sys.path.
+        # Workers import from the folders of this process and from the current folder, which is "" in sys.path.
         here = str(Path.cwd())
         path = [*(folder or here for folder in sys.path), here]
         self._pool = Pool(
@@ -53,23 +55,23 @@ class Environments(AbstractContextManager["Environments"]):
             )
         )
         try:
-            self._try()
+            self._create_trial()
         except BaseException:
             self.close()
             raise
 
     def begin(self, problem: Problem, past: Sequence[str] = ()) -> "Episode":
-        """Return the environment of a trajectory, which is new or continues after its `past` turns."""
+        """Return the environment of a trajectory; if the trajectory has `past` turns, the environment replays them."""
         return Episode(self._pool, Session(problem.model_dump(mode="json"), past))
 
     def close(self) -> None:
-        """End all processes; steps that have no answer fail."""
+        """End all processes; steps that are still being answered fail."""
         self._pool.close()
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _try(self) -> None:
+    def _create_trial(self) -> None:
         """Create one environment in a worker; raise PipelineError if that fails."""
         outcome: SimpleQueue[tuple[Any, Failure | None]] = SimpleQueue()
         self._pool.submit(TRIAL, lambda *result: outcome.put(result))
@@ -93,7 +95,7 @@ class Episode:
     def step(self, text: str) -> "Future[Answer]":
         """Begin to answer the text of a turn; the future never raises."""
         future: Future[Answer] = Future()
-        future.set_running_or_notify_cancel()  # so that nobody can cancel it: `set_result` would then raise
+        future.set_running_or_notify_cancel()  # it cannot be cancelled from now on; `set_result` would raise otherwise
         self._pool.submit(text, lambda *result: future.set_result(_answer(*result)), self._session)
         return future
 
@@ -103,6 +105,7 @@ class Episode:
 
 
 def _answer(reply: Any, failure: Failure | None) -> Answer:
+    """Return the result of a step from what the pool reports on its request: a worker's reply, or a failure."""
     if failure:
         reason = "the environments are closed" if failure.kind == "closed" else failure.text
         return Answer(Observation(done=True), reason)
@@ -115,7 +118,7 @@ def _answer(reply: Any, failure: Failure | None) -> Answer:
 def environment_error(config: ToolsConfig, *, used_here: bool) -> str | None:
     """Return why an environment cannot be created in a worker process; None if it can.
 
-    A missing package, file or server is an error only if the environment is `used_here`, with this Python.
+    A missing package, file or server counts only if the environment is `used_here`: on this machine, with this Python.
     """
     try:
         Environments(config).close()

@@ -21,7 +21,7 @@ _CUT = "\n... (cut) ...\n"
 
 
 class Python(ToolEnvironment):
-    """Runs a block of code; returns its output, the value of its last line, and its error if it fails."""
+    """Answers a block of code with its output, the value of its last line, and its error if it fails."""
 
     name = "python"
 
@@ -42,20 +42,18 @@ class Python(ToolEnvironment):
         self._blocks = []
 
     def use(self, text: str) -> str:
-        """Return the output of a block; one that is stopped at a limit is not added to the program."""
+        """Return the output of a block and add the block to the program; CallError if the sandbox stopped it."""
         blocks = [*self._blocks, text]
         if sum(map(len, blocks)) > _MAX_CODE_CHARACTERS:
             raise CallError(f"all code together is longer than {_MAX_CODE_CHARACTERS:,} characters")
         (outcome,) = run(_BLOCKS, [f"run_blocks({blocks!r})"])
         if not isinstance(outcome, Returned):
             raise CallError(f"the code {outcome.reason}")
-        if not isinstance(outcome.value, str):
+        if not isinstance(outcome.value, str):  # the code can forge the result
             raise CallError("the code returned nothing")
         self._blocks = blocks
-        return self._shorten(_ADDRESS.sub("at 0x...", outcome.value.strip("\n"))) or "(no output)"
-
-    def _shorten(self, output: str) -> str:
-        if len(output) <= self._max_characters:
-            return output
-        half = self._max_characters // 2
-        return output[: self._max_characters - half] + _CUT + output[len(output) - half :]
+        output = _ADDRESS.sub("at 0x...", outcome.value.strip("\n"))
+        if len(output) > self._max_characters:
+            half = self._max_characters // 2
+            output = output[: self._max_characters - half] + _CUT + output[len(output) - half :]
+        return output or "(no output)"

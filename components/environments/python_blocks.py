@@ -15,6 +15,8 @@ _MAX_MESSAGE_CHARACTERS = 500
 
 
 class _Output(io.StringIO):
+    """What the code prints; RuntimeError if that is too long."""
+
     def write(self, text: str) -> int:
         if self.tell() + len(text) > _MAX_CHARACTERS:
             raise RuntimeError(f"more than {_MAX_CHARACTERS} characters were printed")
@@ -24,9 +26,9 @@ class _Output(io.StringIO):
 def run_blocks(blocks: list[str]) -> str:
     """Run blocks as one program; return what the last block prints, the value of its last line, and its error.
 
-    The earlier blocks have run in an earlier call. They run again for the names they define; their output is dropped.
+    The other blocks have run in earlier calls. They run again for the names they define; their output is dropped.
     """
-    random.seed(0)  # so that the earlier blocks repeat what they did
+    random.seed(0)  # the same random numbers in each call
     names: dict[str, object] = {"__name__": "__main__"}
     output, failure = _Output(), ""
     for block in blocks:
@@ -40,7 +42,7 @@ def run_blocks(blocks: list[str]) -> str:
 
 
 def _run(block: str, names: dict[str, object]) -> str:
-    """Run a block, and print the value of its last line if it is an expression; return its error, or an empty text."""
+    """Run a block and print the value of its last line if that is an expression; return its error, or an empty text."""
     try:
         program = ast.parse(block, _FILE)
         last = program.body[-1] if program.body else None
@@ -54,14 +56,13 @@ def _run(block: str, names: dict[str, object]) -> str:
     except BaseException as error:  # SystemExit included
         message = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MAX_MESSAGE_CHARACTERS]
         line = error.lineno if isinstance(error, SyntaxError) else _line_of(error.__traceback__)
-        if not line or "line " in message:  # as in the message of a SyntaxError
-            return message
-        return f"{message} (line {line})"
+        has_line = "line " in message  # as in the message of a SyntaxError
+        return f"{message} (line {line})" if line and not has_line else message
     return ""
 
 
 def _line_of(traceback: TracebackType | None) -> int | None:
-    """Return the line of the code, not of a library, in which an error was raised."""
+    """Return the innermost line of the blocks, rather than of a library, in a traceback; None if it has none."""
     line = None
     while traceback:
         if traceback.tb_frame.f_code.co_filename == _FILE:

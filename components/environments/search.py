@@ -46,13 +46,12 @@ class Search(ToolEnvironment):
         if len(text) > _MAX_QUERY_CHARACTERS:
             raise CallError(f"the query is longer than {_MAX_QUERY_CHARACTERS:,} characters")
         documents = self._index.best(text, self._arguments.num_results)
-        results = [f"[{rank}] {self._excerpt(document)}" for rank, document in enumerate(documents, 1)]
-        return "\n\n".join(results) or "Nothing was found."
-
-    def _excerpt(self, document: "Document") -> str:
         limit = self._arguments.max_text_characters
-        text = document.text if len(document.text) <= limit else document.text[:limit] + "..."
-        return f"{document.title}\n{text}"
+        results = []
+        for rank, document in enumerate(documents, 1):
+            beginning = document.text if len(document.text) <= limit else document.text[:limit] + "..."
+            results.append(f"[{rank}] {document.title}\n{beginning}")
+        return "\n\n".join(results) or "Nothing was found."
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +78,12 @@ class Index:
             for word, count in Counter(words).items():
                 self._numbers[word].append(number)
                 self._counts[word].append(count)
-        mean = fmean(lengths) or 1.0  # 0 if no document has a word
+        mean = fmean(lengths) or 1.0  # the mean is 0 if no document has a word
         self._norms = array("d", (_K1 * (1 - _B + _B * length / mean) for length in lengths))
         """For each document, k1 * (1 - b + b * length / mean length)."""
 
     def best(self, query: str, num_results: int) -> list[Document]:
-        """Return up to `num_results` documents with a word of the query, best first; ties in the order of the file."""
+        """Return up to `num_results` documents that contain a word of the query, the best first; ties in file order."""
         scores: defaultdict[int, float] = defaultdict(float)
         for word in sorted(set(_words(query))):
             numbers = self._numbers.get(word, ())
@@ -98,8 +97,14 @@ class Index:
 @cache
 def read_index(file: str) -> Index:
     """Return the index of a file of JSON lines; PipelineError if it has no document or a line is not a document."""
+    documents = []
     try:
-        documents = [_document(row, f"{file}:{number}") for number, row in jsonl.read_rows(Path(file))]
+        for number, row in jsonl.read_rows(Path(file)):
+            title, text = row.get("title"), row.get("text")
+            if not isinstance(title, str) or not isinstance(text, str):
+                keys = ", ".join(row) or "none"
+                raise PipelineError(f"{file}:{number}: a document has the texts `title` and `text`; this has {keys}")
+            documents.append(Document(title, text))
     except PipelineError as error:
         raise PipelineError(f"{_KEY}: {error}") from None
     except OSError as error:
@@ -107,16 +112,6 @@ def read_index(file: str) -> Index:
     if not documents:
         raise PipelineError(f"{_KEY}: {file}: holds no document")
     return Index(documents)
-
-
-def _document(row: dict[str, object], where: str) -> Document:
-    """Return the document in a row of the file; PipelineError with the place `where` if it is not one."""
-    title, text = row.get("title"), row.get("text")
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise PipelineError(
-            f"{where}: a document has the texts `title` and `text`; this has {', '.join(row) or 'none'}"
-        )
-    return Document(title, text)
 
 
 def _words(text: str) -> list[str]:

@@ -40,17 +40,18 @@ class Verifiers:
         self._advance()
 
     def step(self, text: str) -> Observation:
-        """Give `text` to the agent as its model's answer; return what follows, or the final rewards by name."""
+        """Give `text` to the agent as its model's answer; return the next messages, or at the end the rewards."""
         self._harness.answer.set_result(text)
         if self._advance():
             rewards = {name: each.value for name, each in self._harness.trace.rewards.items() if each is not None}
             return Observation(done=True, rewards=rewards)
-        # The messages after the model's last one, found from the end.
-        new = takewhile(lambda message: message.role != "assistant", reversed(self._harness.messages.result()))
-        return Observation("\n".join(reversed([content_text(message.content) for message in new])))
+        messages = self._harness.messages.result()
+        newest_first = takewhile(lambda message: message.role != "assistant", reversed(messages))  # since the last turn
+        texts = [content_text(message.content) for message in newest_first]
+        return Observation("\n".join(reversed(texts)))
 
     def close(self) -> None:
-        """Abandon the episode where it has not ended."""
+        """Cancel the episode if it has not ended."""
         self._episode.cancel()
         self._loop.run_until_complete(asyncio.gather(self._episode, return_exceptions=True))
         self._loop.close()
@@ -64,7 +65,7 @@ class Verifiers:
         return self._episode.done()
 
     async def _play(self, task: vf.Task) -> None:
-        """Run an episode to its end and compute its rewards; RuntimeError if it fails."""
+        """Run the episode of a task to its end and compute its rewards; RuntimeError if it fails."""
         agents = vf.Agents(self._environment.config, self._harness.agent)
         await self._environment.setup(agents)
         await self._environment.run(task, agents)
@@ -107,7 +108,7 @@ class _Turns(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 @cache
 def _load(taskset: str, num_tasks: int, arguments: str) -> tuple[vf.Env, dict[str, vf.Task]]:
-    """Return the environment and the tasks by their prompts; `arguments` is JSON, as the cache needs a hashable key."""
+    """Return the environment, and its tasks by prompt; `arguments` is JSON because the cache needs a hashable key."""
     environment = load_environment(resolve_env_config({"taskset": {"id": taskset, **json.loads(arguments)}}))
     tasks = {task.data.prompt_text.strip(): task for task in islice(environment.taskset, num_tasks)}
     num_agents = sum(isinstance(value, vf.AgentConfig) for _, value in environment.config)
@@ -118,6 +119,9 @@ def _load(taskset: str, num_tasks: int, arguments: str) -> tuple[vf.Env, dict[st
 
 
 if __name__ == "__main__":
-    for prompt, row in _load(sys.argv[1], int(sys.argv[2]), "{}")[1].items():
-        system, user = {"role": "system", "content": row.data.system_prompt}, {"role": "user", "content": prompt}
-        print(json.dumps({"question": [system, user] if row.data.system_prompt else prompt, "answer": "none"}))
+    for prompt, task in _load(sys.argv[1], int(sys.argv[2]), "{}")[1].items():
+        question: Any = prompt
+        if task.data.system_prompt:
+            system = {"role": "system", "content": task.data.system_prompt}
+            question = [system, {"role": "user", "content": prompt}]
+        print(json.dumps({"question": question, "answer": "none"}))

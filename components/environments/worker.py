@@ -9,7 +9,8 @@ from contextlib import suppress
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from traceback import walk_tb
+from typing import Any
 
 from components.environments.environment import Environment, Observation
 from components.shared.custom_code import is_custom
@@ -24,12 +25,13 @@ BUILT_IN = {
     "search": "components.environments.search:Search",
     "feedback": "components.environments.feedback:Feedback",
 }
-"""Classes that take the config, imported when they are used; `prepare(config)` is called before if a class has it."""
+"""Classes whose argument is the config; they are imported when they are used. If a class has a method `prepare`, it is
+called with the config before workers are forked."""
 TRIAL = "trial"
-"""Request, without a session, to create one environment; the reply is None, or an error and whether it is only here."""
+"""Request without a session: create an environment. The reply is None, or [error, whether only this machine has it]."""
 _MAX_CHARACTERS = 65_536
 _MAX_SHOWN_CHARACTERS = 300
-_MAX_PARTS, _MAX_NAME_CHARACTERS = 50, 100
+_MAX_REWARDS, _MAX_NAME_CHARACTERS = 50, 100
 _MAX_REWARD = 1e15
 """Its square, summed over a rollout, still fits into a float32."""
 _SPARE_BYTES = 32 << 20
@@ -37,6 +39,7 @@ _SPARE_BYTES = 32 << 20
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 """The address in the default `repr` of objects, which differs in each process."""
 KEY = "train_sft.model.tools"
+"""Key of the environment's config, for messages."""
 
 
 class UnavailableHereError(PipelineError):
@@ -48,15 +51,22 @@ class EnvironmentService(Service):
 
     def __init__(self, config: dict[str, Any]) -> None:
         """Import the environment; if that fails, the reply to `TRIAL` says why."""
-        self._tools = ToolsConfig.model_validate(config)
-        self._error: PipelineError | None = None
+        self._tools = tools = ToolsConfig.model_validate(config)
+        self._create: Callable[[], Environment]
+        self._import_error: PipelineError | None = None
         try:
-            self._create = _constructor(self._tools)
+            if is_custom(tools.environment):
+                self._create = partial(_own_class(tools), **tools.arguments)
+            else:
+                built_in = _attribute(BUILT_IN[tools.environment])
+                if hasattr(built_in, "prepare"):
+                    built_in.prepare(tools)
+                self._create = partial(built_in, tools)
         except PipelineError as error:
-            self._error = error
+            self._import_error = error
 
     def begin(self, start: Any) -> Environment:
-        """Return an environment of a problem."""
+        """Return a new environment, reset to the problem `start`."""
         environment = self._create()
         try:
             environment.reset(Problem.model_validate(start))
@@ -67,11 +77,11 @@ class EnvironmentService(Service):
         return environment
 
     def answer(self, state: Environment | None, request: Any) -> Any:
-        """Return the text of an observation, whether it is the last one, and its rewards."""
+        """Return the observation after a turn, [text, done, rewards]; without an environment, the reply to `TRIAL`."""
         if state is None:
-            error = self._error or self._trial_error()
+            error = self._import_error or self._trial_error()
             return None if error is None else [str(error), isinstance(error, UnavailableHereError)]
-        observation = _valid(state.step(request))
+        observation = _validated(state.step(request))
         return [observation.text, observation.done, dict(observation.rewards)]
 
     def end(self, state: Any) -> None:
@@ -80,7 +90,7 @@ class EnvironmentService(Service):
             state.close()
 
     def described(self, error: BaseException) -> str:
-        """Return how an environment failed, and in which file and line."""
+        """Return how an environment failed, with file and line where it is known."""
         if isinstance(error, _InvalidObservationError):
             return str(error)[:_MAX_SHOWN_CHARACTERS]
         try:
@@ -88,15 +98,14 @@ class EnvironmentService(Service):
             message = _ADDRESS.sub("0x...", message)[:_MAX_SHOWN_CHARACTERS]
         except Exception:  # its __str__ is the user's
             message = type(error).__name__
-        place = error.__traceback__
-        if place is None:
+        frames = list(walk_tb(error.__traceback__))
+        if not frames:
             return f"raised {message}"
-        while place.tb_next:
-            place = place.tb_next
-        return f"raised {message} ({Path(place.tb_frame.f_code.co_filename).name}, line {place.tb_lineno})"
+        frame, line = frames[-1]
+        return f"raised {message} ({Path(frame.f_code.co_filename).name}, line {line})"
 
     def _trial_error(self) -> PipelineError | None:
-        """Create and close one environment; return why that failed, or None."""
+        """Create and close one environment; return None, or why that failed."""
         try:
             bytearray(_SPARE_BYTES)  # raises MemoryError if the limit leaves less
             environment = self._create()
@@ -114,16 +123,6 @@ class EnvironmentService(Service):
         return None
 
 
-def _constructor(tools: ToolsConfig) -> Callable[[], Environment]:
-    """Return a function that creates an environment; PipelineError if a user's class cannot be used."""
-    if is_custom(tools.environment):
-        return partial(_own_class(tools), **tools.arguments)
-    built_in = _attribute(BUILT_IN[tools.environment])
-    if hasattr(built_in, "prepare"):
-        built_in.prepare(tools)  # before workers are forked
-    return partial(built_in, tools)
-
-
 def _attribute(name: str) -> Any:
     """Return the object with the name `package.module:attribute`; None if the module has no such attribute."""
     module, _, attribute = name.partition(":")
@@ -131,30 +130,28 @@ def _attribute(name: str) -> Any:
 
 
 def _own_class(tools: ToolsConfig) -> Callable[..., Environment]:
-    """Return a user's class; PipelineError if it is not there, or lacks a method or argument."""
-    where, (module, _, name) = f"{KEY}.environment: {tools.environment}", tools.environment.partition(":")
+    """Return a user's class; PipelineError if it cannot be imported, or does not accept the arguments of the config."""
+    where = f"{KEY}.environment: {tools.environment}"
+    module, _, name = tools.environment.partition(":")
     try:
-        own_class = _attribute(tools.environment)
+        own_class: Callable[..., Environment] = _attribute(tools.environment)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        is_own_module = missing is None or f"{module}.".startswith(f"{missing}.")  # not a package that it imports
-        kind = PipelineError if is_own_module else UnavailableHereError
+        kind: type[PipelineError] = PipelineError
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            kind = UnavailableHereError  # a package that the user's module imports is missing
         raise kind(
             f"{where}: module {module} cannot be imported ({type(error).__name__}: {error}); "
             "put it into the folder in which the command is run or into PYTHONPATH, or install it"
         ) from None
     if not callable(own_class):
         raise PipelineError(f"{where}: {module} has no class `{name}`")
-    for method in ("reset", "step"):
-        if not callable(getattr(own_class, method, None)):
-            raise PipelineError(f"{where}: has no method `{method}`; an environment has reset(problem) and step(text)")
     with suppress(ValueError):  # some classes in C have no signature
         _require_arguments(inspect.signature(own_class), tools.arguments)
-    return cast(Callable[..., Environment], own_class)
+    return own_class
 
 
 def _require_arguments(signature: inspect.Signature, arguments: Mapping[str, Any]) -> None:
-    """Raise PipelineError if a class does not accept the arguments of the config."""
+    """Raise PipelineError unless a class with this signature accepts the arguments."""
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -166,55 +163,59 @@ def _require_arguments(signature: inspect.Signature, arguments: Mapping[str, Any
 
 
 def _require_methods(environment: Environment, tools: ToolsConfig) -> None:
-    """Raise PipelineError if a method of an environment does not take one argument."""
-    for method, argument in (("reset", "problem"), ("step", "text")):
-        with suppress(ValueError):  # some functions in C have no signature
-            try:
-                inspect.signature(getattr(environment, method)).bind(argument)
-            except TypeError as error:
-                raise PipelineError(
-                    f"{KEY}.environment: {tools.environment}: its method `{method}` has to take one argument, "
-                    f"`{argument}` ({error})"
-                ) from None
+    """Raise PipelineError unless an environment has the methods reset(problem) and step(text)."""
+    where = f"{KEY}.environment: {tools.environment}"
+    for name, argument in (("reset", "problem"), ("step", "text")):
+        method = getattr(environment, name, None)
+        if not callable(method):
+            raise PipelineError(f"{where}: has no method `{name}`; an environment has reset(problem) and step(text)")
+        try:
+            inspect.signature(method).bind(argument)
+        except ValueError:  # some functions in C have no signature
+            continue
+        except TypeError as error:
+            raise PipelineError(
+                f"{where}: its method `{name}` has to take one argument, `{argument}` ({error})"
+            ) from None
 
 
 class _InvalidObservationError(Exception):
     """An environment returned something other than an observation."""
 
 
-def _valid(answer: object) -> Observation:
-    """Return an observation, its text cut and its rewards as floats; _InvalidObservationError if it is not valid."""
-    if not isinstance(answer, Observation):
-        raise _InvalidObservationError(f"step returned {_short(answer)}, where an Observation is expected")
-    text, done, rewards = answer.text, answer.done, answer.rewards
+def _validated(result: object) -> Observation:
+    """Return what `step` returned, with its text cut and its rewards as floats; _InvalidObservationError if invalid."""
+    if not isinstance(result, Observation):
+        raise _InvalidObservationError(f"step returned {_short(result)}, where an Observation is expected")
+    text, done, rewards = result.text, result.done, result.rewards
     if not isinstance(text, str):
         raise _InvalidObservationError(f"the text of an observation is {_short(text)}, where text is expected")
     if not isinstance(done, bool):
         raise _InvalidObservationError(f"done is {_short(done)}, where True or False is expected")
-    if not isinstance(rewards, Mapping) or len(rewards) > _MAX_PARTS:
-        raise _InvalidObservationError(f"rewards are {_short(rewards)}, where up to {_MAX_PARTS} by name are expected")
+    if not isinstance(rewards, Mapping) or len(rewards) > _MAX_REWARDS:
+        raise _InvalidObservationError(
+            f"rewards are {_short(rewards)}, where up to {_MAX_REWARDS} by name are expected"
+        )
     # Text that is not valid Unicode, such as one half of a surrogate pair, cannot be tokenised.
     text = text[:_MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
-    return Observation(text, done, {_name(name): _number(name, value) for name, value in rewards.items()})
+    return Observation(text, done, {name: _reward(name, value) for name, value in rewards.items()})
 
 
-def _name(name: object) -> str:
+def _reward(name: object, value: object) -> float:
+    """Return a reward as a float; _InvalidObservationError if its name or its value is invalid."""
     if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARACTERS:
         raise _InvalidObservationError(f"the name of a reward is {_short(name)}, where a short text is expected")
-    return name
-
-
-def _number(name: object, value: object) -> float:
-    number = math.nan
+    reward = math.nan
     if isinstance(value, Real):
         with suppress(OverflowError):
-            number = float(value)
-    if not abs(number) <= _MAX_REWARD:  # not `>`, which NaN would pass
+            reward = float(value)
+    if not abs(reward) <= _MAX_REWARD:  # not `>`, which NaN would pass
         raise _InvalidObservationError(f"the reward {name} is {_short(value)}, where a finite number is expected")
-    return number
+    return reward
 
 
 def _short(value: object) -> str:
+    """Return the beginning of a value's `repr` for a message."""
     try:
         return _ADDRESS.sub("0x...", repr(value))[:100]
     except Exception:  # its __repr__ is the user's

@@ -26,8 +26,8 @@ def evaluate(
         sft: Folder of train_sft.
         grpo: Folder of train_grpo.
         evaluation: For each model one record per problem and sample, and scores with confidence intervals; accuracies.
-        volume: Where the tasks of a run on a cluster have their shared volume; empty where they share everything.
-        run_id: Of the run, whose folders on the volume are its own.
+        volume: Mount point of the volume that the tasks of a run on a cluster share; empty on one machine.
+        run_id: ID of the run, which names its folder on the volume.
         run_name: Name of the run on Kubeflow's page, for its log.
 
     Returns:

@@ -15,20 +15,20 @@ from components.shared.tools import ToolsConfig, environment_materials
 def evaluate(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
     """Let the base, SFT and GRPO models answer every test problem, greedily and by sampling, and score the answers."""
     # Imported here: torch and its libraries set environment variables, and the stage has recorded the user's by now.
-    from components.evaluate.worker import evaluate
+    from components.evaluate import worker
 
-    return evaluate(config, **folders)
+    return worker.evaluate(config, **folders)
 
 
 def evaluate_model(config: EvaluateConfig, **folders: Path) -> dict[str, float]:
     """Let one model answer problems by a protocol, and score the answers."""
-    from components.evaluate.worker import evaluate_model
+    from components.evaluate import worker
 
-    return evaluate_model(config, **folders)
+    return worker.evaluate_model(config, **folders)
 
 
-def _environment(config: EvaluateConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
-    """Return the files of the environment in which the models answered, by their scores: the config may not name it."""
+def _environment_files(config: EvaluateConfig, outputs: Mapping[str, Path]) -> dict[str, Material]:
+    """Return the files of the environment in which the models answered. scores.json names it; the config may not."""
     scores = next(outputs["evaluation"].rglob("scores.json"))  # of any model: all answer in the same environment
     tools = jsonl.read_json(scores)["protocol"]["tools"]
     return environment_materials(ToolsConfig.model_validate(tools) if tools else None)
@@ -48,7 +48,7 @@ STAGE = Stage(
     image=GPU,
     has_work=True,
     sources=lambda config: environment_materials(config.tools),
-    materials=_environment,
+    materials=_environment_files,
 )
 MODEL_STAGE = replace(
     STAGE, function=evaluate_model, inputs={"model": "train_grpo/policy", "problems": "prepare_data/problems"}

@@ -1,8 +1,5 @@
 r"""Named protocols: dataset and method of a measurement, so that a number means the same wherever it is printed.
 
-A protocol fixes the dataset, the prompt, the solved examples, the tools and the place of the answer. The number of
-samples and their settings are reported with the result.
-
 Solved examples are drawn from the training split of the dataset with a fixed seed, since we may not distribute those of
 papers; you can replace them by your own file (docs/how-to/evaluation.md).
 """
@@ -139,16 +136,16 @@ def examples_for(protocol: Protocol, problems: Path) -> list[Example]:
     """Return a protocol's examples, from `EXAMPLES_FILE` or the training split; PipelineError if there are too few."""
     if not protocol.num_shots:
         return []
-    own = problems / EXAMPLES_FILE
-    if own.is_file():
-        return [_example(row, f"{own}:{number}") for number, row in jsonl.read_rows(own)]
-    train = problems_file(problems, Split.TRAIN)
-    solved = read_problems(problems, Split.TRAIN) if train.is_file() else []
-    subset = draw([each for each in solved if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
+    examples_file = problems / EXAMPLES_FILE
+    if examples_file.is_file():
+        return [_example(row, f"{examples_file}:{number}") for number, row in jsonl.read_rows(examples_file)]
+    train_file = problems_file(problems, Split.TRAIN)
+    train = read_problems(problems, Split.TRAIN) if train_file.is_file() else []
+    subset = draw([each for each in train if each.source in protocol.sources], protocol.num_shots, _EXAMPLES_SEED)
     if len(subset) < protocol.num_shots:
         raise PipelineError(
-            f"{train}: has {len(subset)} problems from {' or '.join(protocol.sources)}, of which {protocol.num_shots} "
-            "are shown as examples"
+            f"{train_file}: has {len(subset)} problems from {' or '.join(protocol.sources)}, of which "
+            f"{protocol.num_shots} are shown as examples"
         )
     return [Example(each.question, each.solution) for each in subset]
 
@@ -157,13 +154,14 @@ def prompt_with(protocol: Protocol, examples: Sequence[Example]) -> str | None:
     """Return the prompt of a protocol, which begins with its examples; None for the model's own prompt."""
     if protocol.prompt is None:
         return None
-    shots = [
-        protocol.example.replace("{solution}", each.solution).replace(_QUESTION, each.question) for each in examples
-    ]
-    return "".join(shots) + protocol.prompt
+    shots = ""
+    for question, solution in examples:
+        shots += protocol.example.replace("{solution}", solution).replace(_QUESTION, question)
+    return shots + protocol.prompt
 
 
 def _example(row: dict[str, object], where: str) -> Example:
+    """Return the example in a row of `EXAMPLES_FILE`; PipelineError, beginning with `where`, if there is none."""
     question, solution = row.get("question"), row.get("solution")
     if not isinstance(question, str) or not isinstance(solution, str):
         raise PipelineError(f"{where}: expected an object with the strings `question` and `solution`")

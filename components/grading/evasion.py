@@ -52,13 +52,14 @@ def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
     if structure.kind is Kind.EQUATION and approximates(structure, gold):
         return None
     expected, values = _values(gold.latex), _values(answer.latex)
-    if question:
+    if question:  # each value must be worked out, unless the expected answer has it, too
         known = {node for _, node in expected if node}
         for latex, node in values:
-            if node not in known and (reason := _reason(question, expected, latex, node)):
+            if node not in known and (reason := _reason_for_value(question, expected, latex, node)):
                 return reason
     if answer.number or _has_result(structure, gold):
         return None
+    # Without the question, only sums and products of numbers are refused.
     wants_numbers = all(r"\infty" in latex or parse(latex).number for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
 
@@ -70,7 +71,7 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
     return any(gold.number is None or number.equals(gold.number) for number in numbers)
 
 
-def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
+def _reason_for_value(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
     if node is None:  # not readable as mathematics, so the texts are compared
         written = _SPACING.sub("", latex)
@@ -80,14 +81,10 @@ def _reason(question: str, expected: "list[_Value]", latex: str, node: Node | No
         sides = [side for side in node.operands if side.operands]  # without single names and numbers, as y in y = 2x
         asked = _expressions(question)
         return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
-    if _is_number(node):
-        return _reason_for_number(question, {_form(each) for each, _ in expected}, latex, node)
-    return _reason_for_expression(question, expected, latex, node)
-
-
-def _reason_for_number(question: str, forms: set[str], latex: str, node: Node) -> Reason | None:
-    """Why a number is refused: it is a division to be done, or the question's number in the old notation."""
-    if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:
+    if not _is_number(node):
+        return _reason_for_expression(question, expected, latex, node)
+    forms = {_form(each) for each, _ in expected}
+    if forms == {"integer"} and _form(latex) in {"fraction", "expression"}:  # maybe a division that is to be done
         return Reason.SETUP if _is_setup(question, node) else None
     return Reason.ECHO if _is_unconverted(question, forms, latex, node) else None
 
@@ -96,8 +93,10 @@ def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, 
     """Why an expression is refused: it or a constant part is in the question, or its numbers are to be combined."""
     asked = _expressions(question)
     wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
-    constant_parts = [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
-    if _is_in_any(node, asked) or (wants_numbers and any(_is_in_any(part, asked) for part in constant_parts)):
+    parts = [node]
+    if wants_numbers:  # then its constant parts should have been evaluated, too
+        parts += [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
+    if any(_is_in_any(part, asked) for part in parts):
         return Reason.ECHO
     is_unfinished = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
     return Reason.SETUP if is_unfinished and _is_setup(question, node) else None
@@ -107,7 +106,9 @@ def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:
     """Whether an answer repeats, in its old unit, a measurement that the question asks to convert."""
     if not answer.unit or answer.unit == gold.unit or not answer.number or not _CONVERTS_UNITS.search(question):
         return False
-    return (gold.unit is not None or answer.unit in {DEGREE, PERCENT}) and answer.number.value in _numbers(question)
+    # Only degrees and percent are converted to a number without a unit.
+    may_convert = gold.unit is not None or answer.unit in {DEGREE, PERCENT}
+    return may_convert and answer.number.value in _numbers(question)
 
 
 def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> bool:
@@ -117,7 +118,8 @@ def _is_unconverted(question: str, forms: set[str], latex: str, node: Node) -> b
         return forms == {"expression"} and node.value in _numbers(question)
     if (form in forms and form != "fraction") or (form == "decimal" and not _CONVERTS.search(question)):
         return False
-    return any(each in (node, _negative(node)) for whole in _expressions(question) for each in _terms(whole))
+    asked_terms = (term for whole in _expressions(question) for term in _terms(whole))
+    return any(term in (node, _negative(node)) for term in asked_terms)
 
 
 def _is_setup(question: str, node: Node) -> bool:
@@ -173,7 +175,8 @@ def _is_closed_form(node: Node) -> bool:
     if node.operation == "*":
         factors = list(_factors(node))
         bases = [exact_value(each.operands[0] if _is_power(each) else each) for each in factors]
-        return any(map(_is_power, factors)) and len(set(bases)) == len(bases) and all(map(_is_prime, bases))
+        are_different_primes = len(set(bases)) == len(bases) and all(map(_is_prime, bases))
+        return are_different_primes and any(map(_is_power, factors))
     terms = [each.operands[0] if each.operation == "-" else each for each in node.operands]
     return len(terms) == 2 and any(map(_is_power, terms)) and any(each.value == 1 for each in terms)
 
@@ -225,16 +228,15 @@ def _values(latex: str) -> list[_Value]:
         is_constant = all(side and not _has_names(side) for side in sides)
         if is_name(structure.parts[0]) or is_constant or "~" in structure.signs:
             return _values(exact_parts(structure)[-1])
-        nodes = sorted((side for side in sides if side), key=repr)
-        return [(latex, Node("=", tuple(nodes)) if len(nodes) == len(sides) else None)]
+        readable = sorted((side for side in sides if side), key=repr)
+        return [(latex, Node("=", tuple(readable)) if len(readable) == len(sides) else None)]
     return [value for part in _parts(latex) for value in _values(part)]
 
 
 def _parts(latex: str) -> list[str]:
     """The parts of an answer; those of a matrix are its elements."""
     structure = parse_structure(latex)
-    rows = structure.parts
-    parts = [part for row in rows for part in row.split("&")] if structure.kind is Kind.MATRIX else rows
+    parts = "&".join(structure.parts).split("&") if structure.kind is Kind.MATRIX else structure.parts
     return [part for part in parts if part.strip()]
 
 
@@ -245,16 +247,16 @@ def _expressions(question: str) -> tuple[Node, ...]:
     formulas = [next(filter(None, match.groups())) for match in FORMULA.finditer(text)]
     pieces = [piece for formula in formulas for piece in _NO_FORMULA.split(formula)]
     pieces += [match.group() for match in _TYPED.finditer(FORMULA.sub(" ; ", text))]
-    return tuple(dict.fromkeys(node for piece in pieces for node in _readable(piece.strip(" .,;:?"))))
+    return tuple(dict.fromkeys(node for piece in pieces for node in _canonical_parts(piece.strip(" .,;:?"))))
 
 
-def _readable(latex: str) -> Iterator[Node]:
-    """The canonical expression of a formula, or of each of its parts that is an expression."""
+def _canonical_parts(latex: str) -> Iterator[Node]:
+    """Yield the canonical expression of a formula, or of each of its parts that is an expression."""
     if node := _canonical(parse(latex).latex):
         yield node
     elif len(parts := _parts(parse(latex).latex)) > 1:
         for part in parts:
-            yield from _readable(part)
+            yield from _canonical_parts(part)
 
 
 @lru_cache(maxsize=512)
@@ -315,6 +317,7 @@ _ZERO, _ONE, _MINUS_ONE = map(_number, (0, 1, -1))
 
 
 def _canonical(latex: str) -> Node | None:
+    """The canonical expression of a text; None if it is not an expression."""
     try:
         return canonical(parse_expression(latex))
     except UnreadableError:
@@ -364,6 +367,7 @@ def _is_negative(node: Node) -> bool:
 
 
 def _negative(node: Node) -> Node:
+    """The canonical form of -1 times an expression."""
     if node.operation == "number":
         return Node("number", value=-Fraction(node.value))
     if node.operation == "+":
@@ -376,11 +380,9 @@ def _negative(node: Node) -> Node:
 
 def _repeated(factor: Node, count: int) -> Node:
     """The product of `count` equal factors."""
-    if count == 1:
-        return factor
     if factor.operation == "^" and factor.operands[1] == _MINUS_ONE:
         return _power(factor.operands[0], _number(-count))
-    return Node("^", (factor, _number(count)))
+    return _power(factor, _number(count))
 
 
 def _power(base: Node, exponent: Node) -> Node:
@@ -392,6 +394,7 @@ def _power(base: Node, exponent: Node) -> Node:
 
 
 def _reciprocal(base: Node) -> Node:
+    """The canonical form of an expression to the power of -1."""
     if base.operation == "*":
         return _product(tuple(_power(part, _MINUS_ONE) for part in base.operands))
     if _is_negative(base):
@@ -421,4 +424,4 @@ def _without_cancelling(node: Node) -> Node:
     combine, invert = (_sum, _negative) if node.operation == "+" else (_product, _reciprocal)
     counts = Counter(node.operands)
     remaining = Counter({each: count - counts[invert(each)] for each, count in counts.items()})
-    return combine(tuple(remaining.elements()))
+    return combine(tuple(remaining.elements()))  # which leave out counts below 1

@@ -26,6 +26,7 @@ def explain(gold: str, response: str, policy: AnswerPolicy, question: str = "") 
 
 
 def _lines(gold: str, question: str, graded: Grade) -> Iterator[tuple[str, str]]:
+    """Yield the label and the text of each line."""
     yield "verdict", f"{graded.verdict}: {graded.why}"
     for name, text in (("expected", gold.strip()), ("extracted", graded.extracted)):
         yield name, "nothing" if text is None else _shown(text)
@@ -41,6 +42,7 @@ def _shown(text: str) -> str:
 
 
 def _described(text: str, context: Context) -> str:
+    """How the parser read an answer: its value, or its form and parts, and its unit."""
     try:
         answer = parse(text, context)
         structure = parse_structure(answer.latex)
@@ -48,15 +50,14 @@ def _described(text: str, context: Context) -> str:
         raise
     except Exception as error:  # the parser may fail in any way on a model's text
         return f"nothing: it cannot be read ({type(error).__name__})"
+    if answer.number:
+        described = f"the {'decimal' if answer.number.places else 'number'} {answer.number.value}"
+    elif structure.kind is Kind.EXPRESSION:
+        described = f"{structure.kind} {answer.latex}"
+    else:
+        described = f"{structure.kind} of {len(structure.parts)}: {' ; '.join(structure.parts[:_MAX_PARTS])}"
     unit = ""
     if answer.unit:  # 12 centimetres are the number 12 times 1/100 (length)
         factor = "" if answer.unit.factor == 1 else f" times {answer.unit.factor}"
         unit = f"{factor} ({answer.unit.kind})"
-    if answer.number:
-        value = answer.number.value
-        written = f"the decimal {value}" if answer.number.places else f"the number {value}"
-        return _shown(written) + unit
-    if structure.kind is Kind.EXPRESSION:
-        return _shown(f"{structure.kind} {answer.latex}") + unit
-    listed = " ; ".join(structure.parts[:_MAX_PARTS])
-    return _shown(f"{structure.kind} of {len(structure.parts)}: {listed}") + unit
+    return _shown(described) + unit

@@ -48,16 +48,17 @@ _NAMES = frozenset(_GREEK.split())
 _SERIES = frozenset({"sum", "prod"})
 _CONSTANTS = {"pi": "pi", "infty": "infinity"}
 _TYPED_FUNCTIONS = (*FUNCTION_NAMES, "arccot", "coth", "ln")
-_UNBRACKETED = frozenset([*_TYPED_FUNCTIONS, "lg"])
-_WITH_LIST = frozenset({"max", "min", "gcd", "lcm"})
+_FUNCTIONS_OF_LISTS = frozenset({"max", "min", "gcd", "lcm"})
+_FUNCTIONS = _FUNCTIONS_OF_LISTS | {*_TYPED_FUNCTIONS, "lg"}
 _UNKNOWN_FUNCTIONS = frozenset("fghFGH")
 _TYPED = re.compile(rf"(?:{'|'.join(_TYPED_FUNCTIONS)}|sqrt)(?![a-df-hj-wyzA-Z])")
-_OF_TWO = {"frac": "/", "binom": "binomial"}
+_WITH_TWO_ARGUMENTS = {"frac": "/", "binom": "binomial"}
 _ACCENTS = frozenset({"bar", "hat", "tilde", "overline", "vec", "overrightarrow", "dot"})
 _STYLES = frozenset(TEXT_STYLES)
 _BRACKETS = {"(": ")", "[": "]", "{": "}", r"\{": r"\}", r"\lfloor": r"\rfloor", r"\lceil": r"\rceil", "|": "|"}
-_BEGIN_FACTOR = _NAMES | _ACCENTS | _STYLES | _UNBRACKETED | _WITH_LIST
-_BEGIN_FACTOR |= {*_CONSTANTS, *_OF_TWO, "sqrt", "begin", "degree"}
+_BEGIN_FACTOR = (
+    _NAMES | _ACCENTS | _STYLES | _FUNCTIONS | {*_CONSTANTS, *_WITH_TWO_ARGUMENTS, "sqrt", "begin", "degree"}
+)
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 _PRODUCTS = frozenset({r"\cdot", r"\times", "*", r"\ast"})
 _QUOTIENTS = frozenset({"/", r"\div"})
@@ -85,7 +86,7 @@ def variables(node: Node) -> set[str]:
         return {str(node.value)}
     if node.operation == "apply":
         return {repr(node)}
-    return set().union(*map(variables, node.operands)) if node.operands else set()
+    return set[str]().union(*map(variables, node.operands))
 
 
 def within(node: Node) -> Iterator[Node]:
@@ -96,7 +97,7 @@ def within(node: Node) -> Iterator[Node]:
 
 
 def _nested(read: Callable[..., Node]) -> Callable[..., Node]:
-    """Limit how deeply a method of the parser may call itself; deeper text is unreadable."""
+    """Return a method of the parser that raises UnreadableError if it is called within itself too deeply."""
 
     def read_deeper(parser: "_Parser", **options: bool) -> Node:
         parser.depth += 1
@@ -116,11 +117,13 @@ class _Parser:
         self._tokens: list[str] = _TOKEN.findall(latex)
         self._place = 0
         self.depth = 0
-        self._bars = 0
-        self._series_above = 0
+        self._is_in_bars = False  # where the next `|` is a closing one
+        self._series_above = 0  # sums and products around the place
         self._brackets: dict[int, tuple[Node, int]] = {}
+        """Brackets that were already read, by their place: the content and the place after them."""
 
     def parse(self) -> Node:
+        """Return the expression of the whole text; an infinity may only be all of it."""
         node = self._sum()
         infinite = node.operands[0] if node.operation == "-" else node
         if self._peek() or (infinite != _INFINITY and _INFINITY in within(node)):
@@ -155,6 +158,7 @@ class _Parser:
         return token[1:] if token[:1] == "\\" else ""
 
     def _follows(self, pattern: re.Pattern[str]) -> bool:
+        """Whether the pattern matches the text that comes next."""
         return bool(pattern.match("".join(self._tokens[self._place : self._place + _MAX_AHEAD])))
 
     # Sums and products.
@@ -175,6 +179,7 @@ class _Parser:
         return num_minus
 
     def _product(self, *, signed: bool) -> Node:
+        """Factors with operators or none between them; with `signed` they may begin with signs."""
         num_minus = self._signs() if signed else 0
         left = self._factors()
         while (operator := self._peek()) in _PRODUCTS or operator in _QUOTIENTS:
@@ -195,7 +200,7 @@ class _Parser:
     def _begins_factor(self) -> bool:
         token = self._peek()
         if token == "|":
-            return self._bars == 0
+            return not self._is_in_bars
         if token in _BRACKETS or (token.isascii() and token.isalnum()):
             return True
         return self._command() in _BEGIN_FACTOR
@@ -213,11 +218,11 @@ class _Parser:
             self._next()
             if token == "^":
                 base = Node("^", (base, self._exponent()))
+            elif token == "!" and self._peek() == "!":
+                self._next()
+                base = Node("double factorial", (base,))
             elif token == "!":
-                is_double = self._peek() == "!"
-                if is_double:
-                    self._next()
-                base = Node("double factorial" if is_double else "factorial", (base,))
+                base = Node("factorial", (base,))
             elif token == r"\degree":
                 base = Node("degree", (base,))
             else:  # an index or a prime of something that has no name
@@ -225,11 +230,12 @@ class _Parser:
         return base
 
     def _exponent(self) -> Node:
+        """The content of braces, or a number or argument, which may have a sign."""
         if self._peek() == "{":
             return self._atom()
-        negative = self._peek() in {"+", "-"} and self._next() == "-"
+        is_negative = self._peek() in {"+", "-"} and self._next() == "-"
         power = self._number() if self._peek().isdigit() else self._argument()
-        return Node("-", (power,)) if negative else power
+        return Node("-", (power,)) if is_negative else power
 
     def _argument(self, *, is_last: bool = False) -> Node:
         r"""The argument of a command such as `\frac`: one group, one digit, one letter or one command."""
@@ -248,16 +254,14 @@ class _Parser:
     def _function_name(self) -> str:
         r"""Consume the name of a function: a command, a word in `\operatorname` or a typed word; empty without one."""
         name = self._command()
-        if name in _UNBRACKETED or name in _WITH_LIST:
+        if name in _FUNCTIONS:
             self._next()
             return name
-        start = self._place
         if name in _STYLES:
+            start = self._place
             self._next()
-            if self._peek() == "{":
-                word = self._verbatim()
-                if word in _UNBRACKETED or word in _WITH_LIST:
-                    return word
+            if self._peek() == "{" and (word := self._verbatim()) in _FUNCTIONS:
+                return word
             self._place = start
         elif name == "" and (typed := self._typed()) != "sqrt":
             self._place += len(typed)
@@ -272,12 +276,12 @@ class _Parser:
     def _function(self, name: str) -> Node:
         """The value of a function, with what follows its name: a power, a base and the argument."""
         power, base = self._scripts(name)
-        if name in _WITH_LIST:
+        if name in _FUNCTIONS_OF_LISTS:
             self._expect("(")
             arguments = self._separated(",")
             self._expect(")")
             return self._powers(Node(name, arguments))
-        if power is not None and exact_value(power) == -1:
+        if power is not None and exact_value(power) == -1:  # the inverse function, not the reciprocal
             if name not in _INVERSES:
                 raise UnreadableError
             name, power = _INVERSES[name], None
@@ -305,10 +309,9 @@ class _Parser:
     def _is_long_index(self) -> bool:
         r"""Whether all digits that follow are the base: `\log_10 2` has the base 10, but `\log_28` is the log of 8."""
         start = self._place
-        num_digits = len(self._digits())
-        has_more = self._token() != ""
+        digits, after = self._digits(), self._token()
         self._place = start
-        return num_digits > 1 and has_more
+        return len(digits) > 1 and after != ""
 
     @_nested
     def _unbracketed(self) -> Node:
@@ -349,6 +352,7 @@ class _Parser:
         return self._command_atom(indexed=indexed)
 
     def _command_atom(self, *, indexed: bool) -> Node:
+        """A constant, a Greek letter, a fraction, a name with an accent, styled text, or a structure."""
         start = self._place
         name = self._command()
         self._next()
@@ -356,8 +360,8 @@ class _Parser:
             return Node("constant", value=_CONSTANTS[name])
         if name in _NAMES:
             return self._name(f"\\{name}", indexed=indexed)
-        if name in _OF_TWO:
-            return Node(_OF_TWO[name], (self._argument(), self._argument(is_last=True)))
+        if name in _WITH_TWO_ARGUMENTS:
+            return Node(_WITH_TWO_ARGUMENTS[name], (self._argument(), self._argument(is_last=True)))
         if name in _ACCENTS:
             word = self._verbatim() if self._peek() == "{" else self._next()
             if not re.fullmatch(r"[a-zA-Z]+|\\[a-z]+", word):
@@ -367,12 +371,14 @@ class _Parser:
             text = self._verbatim()
             if _WORD.search(text):
                 raise UnreadableError
+            # Replace the command by its text, and read that.
             self._tokens[start : self._place] = ["{", *_TOKEN.findall(text), "}"] if len(text) > 1 else [text or " "]
             self._place = start
             return self._atom(indexed=indexed)
         return self._structure(name)
 
     def _structure(self, name: str) -> Node:
+        """A matrix, a series or a root, whose command has been consumed."""
         if name == "begin":
             return self._matrix()
         if name in _SERIES:
@@ -455,14 +461,15 @@ class _Parser:
         return self._applied(name, is_function=is_function or "'" in name) or _named(name)
 
     def _applied(self, name: str, *, is_function: bool) -> Node | None:
-        """The value of a function with this name; None if the name is a factor and a bracket the next one."""
+        """The value of a function with this name; None without a bracket, or if name and bracket are factors."""
         if self._peek() != "(" or name in {"e", "i"}:
             return None
-        start, bars, self._bars = self._place, self._bars, 0
+        start = self._place
+        was_in_bars, self._is_in_bars = self._is_in_bars, False
         self._next()
         arguments = self._separated(",")
         self._expect(")")
-        self._bars = bars
+        self._is_in_bars = was_in_bars
         if is_function or len(arguments) > 1 or arguments[0].operation in {"name", "number"}:
             return Node("apply", arguments, name)
         # Keep the bracket: reading it again would take time exponential in the depth of nesting.
@@ -490,10 +497,10 @@ class _Parser:
             content, self._place = known
             return content
         opening = self._next()
-        bars, self._bars = self._bars, int(opening == "|")
+        was_in_bars, self._is_in_bars = self._is_in_bars, opening == "|"
         content = self._sum()
         self._expect(_BRACKETS[opening])
-        self._bars = bars
+        self._is_in_bars = was_in_bars
         functions = {r"\lfloor": "floor", r"\lceil": "ceiling", "|": "abs"}
         if opening in functions:
             return Node(functions[opening], (content,))
@@ -542,7 +549,7 @@ def _named(name: str) -> Node:
     return Node("constant", value=name) if name in {"e", "i"} else Node("name", value=name)
 
 
-# Exact arithmetic.
+# Exact arithmetic; an irrational, undefined or huge value is an ArithmeticError.
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "+": lambda *terms: reduce(operator.add, terms),

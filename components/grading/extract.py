@@ -23,8 +23,8 @@ _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).){1,1000})</answer>", re.DOTAL
 _STRUCK_OUT = re.compile(r"~~[^~\n]{1,300}~~|<(s|del|strike)>[^<\n]{1,300}</\1>")
 
 
-class Box(NamedTuple):
-    r"""A `\boxed{}` in a text; `text[start:end]` is the whole command."""
+class Span(NamedTuple):
+    r"""A box, a formula or a number in a text; `text[start:end]` is the whole command or formula with delimiters."""
 
     start: int
     end: int
@@ -54,10 +54,10 @@ def find_answer(text: str, policy: AnswerPolicy) -> FinalAnswer | None:
     Text inside `<think>` and struck-out text do not count.
     """
     text = _STRUCK_OUT.sub(lambda match: " " * len(match[0]), outside_thoughts(text))
-    forms = _DECLARED_FORMS.get(policy, _DECLARED_FORMS[AnswerPolicy.DECLARED])
-    declared = max(filter(None, (find(text) for find in forms)), key=attrgetter("place"), default=None)
+    readers = _DECLARED_FORMS.get(policy, _DECLARED_FORMS[AnswerPolicy.DECLARED])
+    declared = max(filter(None, (read(text) for read in readers)), key=attrgetter("place"), default=None)
     later = _stated_after(text, declared) if declared else None
-    if policy in _DECLARED_FORMS:
+    if policy in _DECLARED_FORMS:  # a sentence cannot replace the declared answer, but may contradict it
         if declared and later:
             return replace(declared, others=(*declared.others, later.text))
         return declared
@@ -99,26 +99,27 @@ def _boxed(text: str) -> FinalAnswer | None:
         return None
     contents = []
     for index, box in enumerate(group):
-        begin = max(group[index - 1].end if index else 0, box.start - _MAX_BESIDE_CHARACTERS)
+        # The text beside a box ends at the next box on that side.
+        begin = group[index - 1].end if index else 0
         end = group[index + 1].start if box is not group[-1] else len(text)
+        before = text[max(begin, box.start - _MAX_BESIDE_CHARACTERS) : box.start]
         after = text[box.end : min(end, box.end + _MAX_BESIDE_CHARACTERS)]
-        contents.append(_with_neighbors(text[begin : box.start], box.content, after))
+        contents.append(_with_neighbors(before, box.content, after))
     answer = ", ".join(dict.fromkeys(contents))
-    behind = text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS]
-    if len(group) > 1:
-        opening, closing = text[: group[0].start].rstrip()[-1:], behind.lstrip()[:1]
-        if opening in {"(", "["} and closing in {")", "]"}:
-            answer = f"{opening}{answer}{closing}"
-    form = _OTHER_FORM.match(behind)
-    others: tuple[str, ...] = (form["formula"] or form["number"] or form["words"],) if form else ()
+    after_group = text[group[-1].end : group[-1].end + 2 * _MAX_BESIDE_CHARACTERS]
+    opening = text[: group[0].start].rstrip()[-1:]
+    closing = after_group.lstrip()[:1]
+    if len(group) > 1 and opening in {"(", "["} and closing in {")", "]"}:
+        answer = f"{opening}{answer}{closing}"
+    other = _OTHER_FORM.match(after_group)
+    others: tuple[str, ...] = (other["formula"] or other["number"] or other["words"],) if other else ()
     return FinalAnswer(answer, others, group[0].start)
 
 
 _MAX_BESIDE_CHARACTERS = 80
 _BEFORE_BOX = re.compile(
     r"(?:^|[=$:(\[{\n]|\\[(\[]|\b(?:is|equals|be|to|of|get|gives?)\b)[ *]*"
-    r"(?P<part>[-\u2212]\s*(?:\\\$|[€£])?|\\pm\s*|(?:\\\$|[€£])\s*)"
-    r"\$?$"
+    r"(?P<part>[-\u2212]\s*(?:\\\$|[€£])?|\\pm\s*|(?:\\\$|[€£])\s*)\$?$"
 )
 _RELATION_BEFORE_BOX = re.compile(
     r"(?:(?<![a-zA-Z\\])(?P<name>[a-zA-Z]))?[\s)}]*(?P<sign>[<>\u2264\u2265\u2260]|!=|\\not\s*(?:=|\\[a-z]+)|\\nmid"
@@ -136,7 +137,7 @@ _SIMPLE = re.compile(r"[^=<>,;&]+")
 
 def _with_neighbors(before: str, content: str, after: str) -> str:
     """The content of a box with the sign or relation before it and the unit, result or scale after it, if any."""
-    if not _SIMPLE.fullmatch(content):
+    if not _SIMPLE.fullmatch(content):  # a list or relation
         return content
     before = _TAG_BEFORE_BOX.sub("", before)
     if not _BULLET_OR_QUOTE.search(before):
@@ -144,8 +145,8 @@ def _with_neighbors(before: str, content: str, after: str) -> str:
             return f"{relation['name'] or 'x'} {relation['sign']} {content}"
         if match := _BEFORE_BOX.search(before):
             is_minus = match["part"].strip() in {"-", "\u2212"}
-            is_sum = re.search(r"[-+]|\\pm", content.lstrip("-+"))
-            content = match["part"] + (f"({content})" if is_minus and is_sum else content)
+            is_negated_sum = is_minus and re.search(r"[-+]|\\pm", content.lstrip("-+"))
+            content = match["part"] + (f"({content})" if is_negated_sum else content)
     if behind := _UNIT_BEHIND_BOX.match(after):
         unit = behind["sign"] or behind["text"]
         if behind["sign"] or split_unit(f"{content} {unit}")[1]:
@@ -155,17 +156,17 @@ def _with_neighbors(before: str, content: str, after: str) -> str:
     return content + scale_behind(after)
 
 
-_SCALES = frozenset({"hundred", "thousand", "million", "billion", "trillion", "dozen", "tenth", "hundredth"}) | {
-    *("thousandth", "millionth", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"),
-    *("half", "halve", "quarter", "percent"),
-}
+_SCALES = (
+    "hundred thousand million billion trillion dozen tenth hundredth thousandth millionth third fourth fifth sixth "
+    "seventh eighth ninth half halve quarter percent"
+)
 _FIRST_WORD = re.compile(r"[\s$*~]*(?:\\[)\], ;:]\s*)*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([a-zA-Z]+)")
 
 
 def scale_behind(after: str) -> str:
-    r"""Return the first word of a text as `\text{ million}` if it is a multiple or a part; otherwise empty."""
+    r"""Return the first word of a text as `\text{ million}` if it is a multiple or a fraction; otherwise empty."""
     word = _FIRST_WORD.match(after)
-    return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES else ""
+    return rf"\text{{ {word[1]}}}" if word and word[1].lower().rstrip("s") in _SCALES.split() else ""
 
 
 def _marked(text: str) -> FinalAnswer | None:
@@ -183,7 +184,7 @@ def _marked(text: str) -> FinalAnswer | None:
 
 
 def _read_line(line: str, place: int) -> FinalAnswer:
-    """The answer in a line after `####`, maybe in a box, in a sentence or with a gloss as in `5 (five)`."""
+    """The answer in a line after `####`; it may be in a box, in a sentence or before a gloss as in `5 (five)`."""
     if boxed := _boxed(line):
         return replace(boxed, place=place)
     if len(line) > _MAX_BARE_CHARACTERS:
@@ -196,53 +197,54 @@ def _read_line(line: str, place: int) -> FinalAnswer:
             return FinalAnswer(gloss["value"], (gloss["gloss"],), place)
         if gloss["gloss"].replace(" ", "").isalpha():
             line = f"{gloss['value']} {gloss['gloss']}"
-    elif " " in line and (value := _in_sentence(line) or _at_its_beginning(line)):
+    elif " " in line and (value := _only_value(line) or _leading_count(line)):
         line = value
     return FinalAnswer(line, place=place)
 
 
-def _in_sentence(line: str) -> str | None:
-    """The only value of a sentence such as "Jane has 5 apples."; None for any other line."""
+def _only_value(line: str) -> str | None:
+    """The value in a sentence with only one, such as "Jane has 5 apples."; None for any other line."""
     if not _SUBJECT_AND_VERB.match(line) or _NO_STATEMENT.search(line):
         return None
     value = _last_value(line)
     if value is None:
         return None
-    num_numbers = len(_DIGITS.findall(_without_formulas(line) if "$" in value.text else line))
+    num_numbers = len(_DIGITS.findall(_without_formulas(line) if "$" in value.content else line))
     after = line[value.end :]
-    return value.text + scale_behind(after) if num_numbers == 1 and not _CHANGED_BEHIND.match(after) else None
+    if num_numbers != 1 or _CHANGED_BEHIND.match(after):
+        return None
+    return value.content + scale_behind(after)
 
 
-def _at_its_beginning(line: str) -> str | None:
+def _leading_count(line: str) -> str | None:
     """The number and noun at the beginning of a sentence such as "5 apples are left."; None for any other line."""
     match = _COUNTED.fullmatch(line)
-    if not match or _NO_STATEMENT.search(line):
+    if not match or _NO_STATEMENT.search(line) or len(_DIGITS.findall(line)) != 1:
         return None
-    is_only = len(_DIGITS.findall(line)) == 1 and _NOT_BEHIND_COUNTED.isdisjoint(match["rest"].lower().split())
-    return match["number"].replace("*", "") + match["noun"] if is_only else None
+    if not _NOT_BEHIND_COUNTED.isdisjoint(match["rest"].lower().split()):
+        return None
+    return match["number"].replace("*", "") + match["noun"]
 
 
 _COMMAND = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _UNBRACED = re.compile(r"[^\s${}]+(?:\{[^\s${}]*\})*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]")
-_MAX_NESTED = 4
+
 _MAX_JOIN_CHARACTERS = 60
 _MAX_BOX_CHARACTERS = 1000  # longer content is not an answer
 # Only "and", commas and a few words may be between boxes that are one answer.
 _DELIMITERS = re.compile(r"[\s$]*(?:\\[()\[\]][\s$]*)*")
 _CONCLUDES_LIST = re.compile(
-    r"\b(?:so|thus|hence|therefore|then|giv(?:es|ing)|mak(?:es|ing)|for an?|sum|total|product|difference|ratio"
-    r"|quotient|average|mean"
-    r"|altogether|answer|which|whose|add(?:s|ing)?|multiply(?:ing)?|yield(?:s|ing)?|result|leav(?:es|ing)|that is"
-    r"|final(?:ly)?"
-    r"|distance|area|perimeter|volume|minus|plus|times|their|we (?:get|have|find|obtain))\b|[+*/^-]|\\(?:cdot"
-    r"|times|to|implies|[rR]ightarrow)",
+    r"\b(?:so|thus|hence|therefore|then|giv(?:es|ing)|mak(?:es|ing)|for an?|sum|total|product|difference|ratio|quotient"
+    r"|average|mean|altogether|answer|which|whose|add(?:s|ing)?|multiply(?:ing)?|yield(?:s|ing)?|result|leav(?:es|ing)"
+    r"|that is|final(?:ly)?|distance|area|perimeter|volume|minus|plus|times|their|we (?:get|have|find|obtain))\b"
+    r"|[+*/^-]|\\(?:cdot|times|to|implies|[rR]ightarrow)",
     re.IGNORECASE,
 )
 _JOIN = re.compile(r"(?=.*(?:[,;]|\b(?:and|or)\b))(?:[^.!?]|\\[!.])*", re.DOTALL)
 
 
-def _last_boxes(text: str) -> list[Box]:
+def _last_boxes(text: str) -> list[Span]:
     """The last box and those before it in the same list; none if the last box is never closed."""
     boxes = find_boxes(text)
     if not boxes or _COMMAND.search(text, boxes[-1].end):
@@ -250,21 +252,22 @@ def _last_boxes(text: str) -> list[Box]:
     first = len(boxes) - 1
     while first and boxes[first].start - boxes[first - 1].end <= _MAX_JOIN_CHARACTERS:
         between = text[boxes[first - 1].end : boxes[first].start]
-        if not (_DELIMITERS.fullmatch(between) or (_JOIN.fullmatch(between) and not _CONCLUDES_LIST.search(between))):
+        is_joined = _JOIN.fullmatch(between) and not _CONCLUDES_LIST.search(between)
+        if not is_joined and not _DELIMITERS.fullmatch(between):
             break
         first -= 1
     return boxes[first:]
 
 
-def find_boxes(text: str) -> list[Box]:
-    r"""Return each `\boxed{...}`, `\fbox{...}` or `\boxed 2` up to the first that is never closed."""
-    boxes: list[Box] = []
+def find_boxes(text: str) -> list[Span]:
+    r"""Return each `\boxed{...}`, `\fbox{...}` or `\boxed 2`, up to the first that is never closed."""
+    boxes: list[Span] = []
     position = 0
     while command := _COMMAND.search(text, position):
         content, position = _content(text, command.end())
         if content is None:
             break
-        boxes.append(Box(command.start(), position, _innermost(content)))
+        boxes.append(Span(command.start(), position, _innermost(content)))
     return boxes
 
 
@@ -283,12 +286,11 @@ def _content(text: str, start: int) -> tuple[str | None, int]:
 
 
 def _innermost(content: str) -> str:
-    """The content of the innermost box, if each box contains only another box."""
-    for _ in range(_MAX_NESTED if len(content) <= _MAX_BOX_CHARACTERS else 0):
-        command = _COMMAND.match(content)
-        inner, end = _content(content, command.end()) if command else (None, 0)
+    r"""The content without boxes around all of it: `5` for `\boxed{5}`."""
+    while len(content) <= _MAX_BOX_CHARACTERS and (command := _COMMAND.match(content)):
+        inner, end = _content(content, command.end())
         if inner is None or end < len(content):
-            return content
+            break
         content = inner
     return content
 
@@ -296,9 +298,8 @@ def _innermost(content: str) -> str:
 _SPECIAL_TOKENS = re.compile(r"<\|[a-z_]+\|>|</?s>|<(?:eos|pad|unk|bos|end_of_turn|end_of_text|eot)>|\[/?INST\]")
 _HEADING = re.compile(
     r"\W*(?:verification|verify(?: the (?:answer|result))?|check(?:ing)?(?: (?:the|our|my) (?:answer|work|result"
-    r"|solution))?|explanation|reasoning|notes?|remarks?"
-    r"|comments?|summary|steps?|justification|proof|discussion|details|double[ -]check|sanity check|confirmation"
-    r"|validation|alternative (?:method|solution|approach)"
+    r"|solution))?|explanation|reasoning|notes?|remarks?|comments?|summary|steps?|justification|proof|discussion|details"
+    r"|double[ -]check|sanity check|confirmation|validation|alternative (?:method|solution|approach)"
     r"|(?:step|part|method|approach|case) (?:\d+|[a-z]))\W*",
     re.IGNORECASE,
 )
@@ -380,7 +381,7 @@ _CONDITION = re.compile(
     re.IGNORECASE,
 )
 _DENIAL = re.compile(r"(?:not|never|neither|unknown|unclear|wrong|incorrect|either)\b", re.IGNORECASE)
-_LAST_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
+_SENTENCE_BREAK = re.compile(r"[.!?;\u3002\n]")
 _CHANGED_BEHIND = re.compile(
     r"[\s$*]*(?:more than|less than|fewer than|squared|cubed|times|plus|minus|factorial|divided|or)\b", re.IGNORECASE
 )
@@ -404,22 +405,14 @@ _DECLARED_FORMS = {
 # Answers in sentences.
 
 
-class _Value(NamedTuple):
-    """A formula or number in a sentence, and its place."""
-
-    start: int
-    end: int
-    text: str
-
-
 def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
-    """An answer that a phrase such as "The answer is" states after the declared one; None if it is the same or none."""
+    """Another answer that a phrase such as "The answer is" states after the declared one; None without one."""
     start = max(declared.place, len(text) - _MAX_CHARACTERS)
-    end = _without_courtesy(_before_special_tokens(text[start:]).rstrip())
-    for phrase in _phrases(end):
-        if "box" in end[phrase.start() :] or _MARKER in end[phrase.start() :]:
+    ending = _without_courtesy(_before_special_tokens(text[start:]).rstrip())
+    for phrase in _phrases(ending):
+        if "box" in ending[phrase.start() :] or _MARKER in ending[phrase.start() :]:
             break  # the declared answer itself, or one before it
-        answer = _after_phrase(end, phrase)
+        answer = _after_phrase(ending, phrase)
         if answer and _IS_VALUE.search(answer):  # not "Our answer is correct"
             plain = _MARKUP.sub("", answer)
             is_same = any(plain in _MARKUP.sub("", each) for each in (declared.text, *declared.others))
@@ -428,17 +421,14 @@ def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
 
 
 def _stated(text: str, *, last_sentence: bool) -> FinalAnswer | None:
-    """The answer in the last sentence that states one; None without such a sentence.
-
-    A text that is only an answer states it. A conclusion counts only at the end of the text, in a finished sentence.
-    """
+    """The answer in the last sentence that states one, or else all of a bare text, or the conclusion at its end."""
     # Only the end is searched: a model's text may be long and made to be slow to search.
-    end = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
-    end = _without_courtesy(_CALCULATION.sub("", end))
-    if phrases := _phrases(end):
-        answer = next(filter(None, (_after_phrase(end, phrase) for phrase in phrases)), None)
+    ending = _before_special_tokens(text).strip()[-_MAX_CHARACTERS:]
+    ending = _without_courtesy(_CALCULATION.sub("", ending))
+    if phrases := _phrases(ending):
+        answer = next(filter(None, (_after_phrase(ending, phrase) for phrase in phrases)), None)
     else:
-        answer = _bare(end) or _concluded(end, last_sentence=last_sentence)
+        answer = _bare(ending) or _concluded(ending, last_sentence=last_sentence)
     return FinalAnswer(answer, place=max(0, text.rfind(answer))) if answer else None
 
 
@@ -448,31 +438,37 @@ def _before_special_tokens(text: str) -> str:
 
 def _without_courtesy(text: str) -> str:
     """The text without polite sentences at its end, such as "I hope this helps"."""
-    return _COURTESY.sub("", text).rstrip() if _COURTESY_WORDS.search(text, max(0, len(text) - 200)) else text
+    if not _COURTESY_WORDS.search(text, max(0, len(text) - 200)):  # a quick test, since most texts have none
+        return text
+    return _COURTESY.sub("", text).rstrip()
 
 
 def _phrases(text: str) -> list[re.Match[str]]:
-    """The last phrases that state an answer, such as "The answer is", beginning with the last one."""
-    phrases = list(_STATES.finditer(text)) if _MENTIONS_ANSWER.search(text) else []
-    return phrases[-_MAX_PHRASES:][::-1]
+    """The last few phrases that state an answer, such as "The answer is", beginning with the last one."""
+    if not _MENTIONS_ANSWER.search(text):  # a quick test
+        return []
+    return list(_STATES.finditer(text))[-_MAX_PHRASES:][::-1]
 
 
 def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
     """The answer after a phrase such as "The answer is"; None after a question, a condition or a denial."""
     answer, end = _until_end(text, phrase.end())
     after = text[end:]
-    before = _LAST_SENTENCE_BREAK.split(text[max(0, phrase.start() - _MAX_LINE_CHARACTERS) : phrase.start()])[-1]
+    before = text[max(0, phrase.start() - _MAX_LINE_CHARACTERS) : phrase.start()]
+    sentence_before = _SENTENCE_BREAK.split(before)[-1]
     if answer.endswith("?") or after.lstrip("*\"' ").startswith("?"):
         return None
-    if _CONDITION.search(before) or _DENIAL.match(answer):
+    if _CONDITION.search(sentence_before) or _DENIAL.match(answer):
         return None
     if remark := _REMARK_BEHIND_NUMBER.match(answer):
         return remark[1]
     if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
         return answer or None
     # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
-    value = _last_value(answer) if phrase["verb"] == ":" or _NAMES_SUBJECT.search(answer) else None
-    return value.text + scale_behind(answer[value.end :]) if value else None
+    if phrase["verb"] != ":" and not _NAMES_SUBJECT.search(answer):
+        return None
+    value = _last_value(answer)
+    return value.content + scale_behind(answer[value.end :]) if value else None
 
 
 def _until_end(text: str, start: int) -> tuple[str, int]:
@@ -480,7 +476,7 @@ def _until_end(text: str, start: int) -> tuple[str, int]:
     formula = _FORMULA.match(text, start) if text.startswith(("$", "\\", "["), start) else None
     # The formula is the whole answer unless a word or another formula follows: "$5$ apples", "$3$, $4$".
     if formula and not re.match(r"\s*[^\W\d_]|\s*[$\\]", text[formula.end() :].lstrip(".,")):
-        return next(group for group in formula.groups() if group is not None).strip(), formula.end()
+        return _formula_content(formula), formula.end()
     end = _SENTENCE_END.search(text, start)
     sentence = _ASIDE.split(text[start : end.start() if end else len(text)])[0]
     return sentence.strip().rstrip(".!\u3002").strip("\"'* "), start + len(sentence)
@@ -494,15 +490,16 @@ def _bare(text: str) -> str | None:
     if formula and re.search(r"[^\W\d_]{3,}", text[: formula.start()]):  # a label, as in "Answer $9$"
         return None
     has_words = _HAS_WORDS.search(_FORMULA.sub(" ", text))
-    return text if not has_words or (text[0].isdigit() and split_unit(text)[1]) else None
+    is_number_with_unit = text[0].isdigit() and split_unit(text)[1] is not None
+    return text if is_number_with_unit or not has_words else None
 
 
 def _concluded(text: str, *, last_sentence: bool) -> str | None:
     """The value in the last sentence, if that is finished and says "therefore" or the like, or is the only sentence."""
     # A full stop inside a formula does not end a sentence.
     ends = [match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))]
-    parts = [text[start:end].strip() for start, end in pairwise([0, *ends, len(text)])]
-    sentences = list(filter(None, parts))
+    parts = (text[start:end].strip() for start, end in pairwise([0, *ends, len(text)]))
+    sentences = [part for part in parts if part]
     if not sentences or "?" in sentences[-1]:
         return None
     last = sentences[-1]
@@ -513,7 +510,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     value = _last_value(last)
     if value is None or not (_FINISHED.search(last) or value.end == len(last)):
         return None
-    answer = value.text + scale_behind(last[value.end :])
+    answer = value.content + scale_behind(last[value.end :])
     if last_sentence and _FINISHED.search(last):
         return answer
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
@@ -521,36 +518,36 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     return answer if concludes else None
 
 
-def _last_value(sentence: str) -> _Value | None:
+def _last_value(sentence: str) -> Span | None:
     """The first formula or number after the last "is" of a sentence, or else the last one of the sentence."""
     words = _without_formulas(sentence)
-    values = [
-        _Value(*match.span(), next(filter(None, match.groups())).strip()) for match in _FORMULA.finditer(sentence)
-    ]
-    values += [_Value(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
+    values = [Span(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
+    values += [Span(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
     if not values:
         return None
     copulas = [match.end() for match in _COPULA.finditer(words)]
-    after = [value for value in sorted(values) if copulas and value.start >= copulas[-1] - 1]
-    value = after[0] if after else max(values)
-    return value if value.text else None
+    after = [value for value in values if copulas and value.start >= copulas[-1]]
+    value = min(after) if after else max(values)
+    return value if value.content else None
+
+
+def _formula_content(match: re.Match[str]) -> str:
+    """The formula between the delimiters of a match of _FORMULA, which has a group for each kind of delimiters."""
+    return next(group for group in match.groups() if group is not None).strip()
 
 
 _LAST_NUMBER = re.compile(r"(?<![\w.{^])[-\u2212]?(?:\\?[$€£])?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?(?:\s?\\?%)?")
 
 
 def last_formula_or_number(text: str, *, formulas: bool) -> str | None:
-    """Return the last number of a text, or its last formula if no number follows it; None without either.
-
-    Without `formulas`, only numbers count.
-    """
-    end = _before_special_tokens(text)[-_MAX_CHARACTERS:]
+    """Return the last number of a text or, with `formulas`, its last formula if no number follows it; None without."""
+    ending = _before_special_tokens(text)[-_MAX_CHARACTERS:]
     # A "formula" with words is the text between two amounts in dollars.
-    matches = [match for match in _FORMULA.finditer(end) if not _HAS_WORDS.search(match.group())] if formulas else []
-    numbers = _LAST_NUMBER.findall(end, matches[-1].end() if matches else 0)
+    matches = [match for match in _FORMULA.finditer(ending) if formulas and not _HAS_WORDS.search(match.group())]
+    numbers: list[str] = _LAST_NUMBER.findall(ending, matches[-1].end() if matches else 0)
     if numbers:
-        return str(numbers[-1])
-    return next(filter(None, matches[-1].groups())).strip() or None if matches else None
+        return numbers[-1]
+    return _formula_content(matches[-1]) or None if matches else None
 
 
 def _without_formulas(text: str) -> str:

@@ -39,6 +39,7 @@ def grade_flexibly(verify: Verifier, submissions: Sequence[Submission], strict: 
             if answer:  # after `####`, where unlike in a box no brace in it can do harm
                 response = f"#### {_SPACE.sub(' ', answer)}"
                 rewritten[index] = replace(submission, response=response, policy=AnswerPolicy.MARKED)
-    grades = dict(enumerate(strict))
-    grades.update(zip(rewritten, verify(list(rewritten.values())), strict=True))
-    return list(grades.values())
+    grades = list(strict)
+    for index, grade in zip(rewritten, verify(list(rewritten.values())), strict=True):
+        grades[index] = grade
+    return grades

@@ -12,7 +12,7 @@ from components.grading.verdicts import Grade, Reason, Verdict
 from components.shared.answer_policy import AnswerPolicy
 
 _MAX_ANSWER_CHARACTERS = 300
-_UNCLOSED_BOX = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # its end was cut off
+_UNCLOSED_BOX = re.compile(r"^\\+boxed\s*\{(?=[^{}]*(?:\{[^{}]*\}[^{}]*)*$)")  # in a data set that cut its end off
 _ASSERT = re.compile(r"(?:\s|#[^\n]*\n)*assert\b")
 
 
@@ -41,41 +41,41 @@ def grade(gold: str, response: str, policy: AnswerPolicy, question: str = "") ->
     answer = find_answer(response, policy)
     if answer is None:
         return Grade(Verdict.WRONG, None, Reason.NO_ANSWER)
-    for value in dict.fromkeys((answer.text, *answer.others)):
-        verdict, reason, detail = _verdict(gold.strip(), value, question)
+    for form in dict.fromkeys((answer.text, *answer.others)):  # without repetitions
+        verdict, reason, detail = _verdict(gold.strip(), form, question)
         if verdict is not Verdict.RIGHT:
             break
     return Grade(verdict, answer.text, reason, detail=detail)
 
 
 def _verdict(gold: str, answer: str, question: str) -> tuple[Verdict, Reason, str]:
-    """The verdict on one form of the final answer, its reason and a detail."""
+    """The verdict on one form of the final answer, its reason and its detail."""
     if gold == answer and gold:
         return Verdict.RIGHT, Reason.SAME_TEXT, ""
     if len(answer) > _MAX_ANSWER_CHARACTERS:
         return Verdict.WRONG, Reason.TOO_LONG, f"more than {_MAX_ANSWER_CHARACTERS} characters"
     try:
-        return _compared(gold, answer, question)
+        equal, reason, detail = _compared(gold, answer, question)
+        return Verdict.RIGHT if equal else Verdict.WRONG, reason, detail
     except RejectedError as rejected:
-        is_gold = rejected.reason in {Reason.NO_GOLD, Reason.UNREADABLE_GOLD}
-        return Verdict.UNSCORABLE if is_gold else Verdict.WRONG, rejected.reason, ""
+        is_fault_of_gold = rejected.reason in {Reason.NO_GOLD, Reason.UNREADABLE_GOLD}
+        return Verdict.UNSCORABLE if is_fault_of_gold else Verdict.WRONG, rejected.reason, ""
     except MemoryError:
         raise
     except Exception as error:  # the parser and sympy may fail in any way on a model's text
         return Verdict.UNSCORABLE, Reason.FAILED, type(error).__name__
 
 
-def _compared(gold: str, answer: str, question: str) -> tuple[Verdict, Reason, str]:
-    """Compare two answers; one that is equal must not be an evasion either."""
-    if "box" in gold or "####" in gold or "answer" in gold or len(gold) > _MAX_ANSWER_CHARACTERS:
-        # The gold may be a worked solution.
+def _compared(gold: str, answer: str, question: str) -> Decision:
+    """Whether the answer equals the expected one and does not evade the question."""
+    may_be_solution = any(mark in gold for mark in ("box", "####", "answer")) or len(gold) > _MAX_ANSWER_CHARACTERS
+    if may_be_solution:
         gold = final_answer(_UNCLOSED_BOX.sub("", gold), AnswerPolicy.STATED) or gold
     if is_integer(gold) and is_integer(answer):
-        equal, reason, detail = Decision.on("number", int(gold) == int(answer))  # ten times as fast as the general case
-    else:
-        context = read_question(question, gold)
-        expected, actual = parse(gold, context), parse(answer, context)
-        equal, reason, detail = compare(expected, actual)
-        if equal and (evaded := evasion(question, expected, actual)):
-            return Verdict.WRONG, evaded, ""
-    return (Verdict.RIGHT if equal else Verdict.WRONG), reason, detail
+        return Decision.on("number", int(gold) == int(answer))  # ten times as fast as the general case
+    context = read_question(question, gold)
+    expected, actual = parse(gold, context), parse(answer, context)
+    decision = compare(expected, actual)
+    if decision.equal and (evaded := evasion(question, expected, actual)):
+        return Decision(False, evaded)
+    return decision

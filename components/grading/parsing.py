@@ -235,9 +235,10 @@ def _normalized(written: str) -> str:
     if len(boxes) == 1 and (boxes[0].start, boxes[0].end) == (0, len(text)):
         text = boxes[0].content
     if not text.isascii():
-        digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
-        text = _ROOT.sub(r"\\sqrt{\1}", digits).translate(_SIGNS)
-    text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), _in_symbols(_plain(text)))
+        with_ascii_digits = "".join(str(unicodedata.decimal(each, each)) for each in text)
+        text = _ROOT.sub(r"\\sqrt{\1}", with_ascii_digits).translate(_SIGNS)
+    text = _in_symbols(_plain(text))
+    text = _SYNONYM.sub(lambda match: _SYNONYMS.get(match[1] or match[0], match[0]), text)
     text = _unwrapped(_EDGES.sub("", _rewritten(text, _REWRITES)))
     text = _DOLLARS.sub(" ", text).strip()
     if text.startswith(("(", "[", r"\{")):  # `(1,234)` is a pair
@@ -255,6 +256,7 @@ _TEXT_DOLLAR = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s*\{\s*\\\$\s*\}")
 _ENVIRONMENT = re.compile(
     r"\\begin\{(aligned|align\*?|gathered|gather\*?|split|equation\*?|displaymath|center)\}(.*)\\end\{\1\}", re.DOTALL
 )
+_ALIGNMENT = re.compile(r"(?<!\\)&")
 _LINE_END = re.compile(r"(?:\s*\\\\\s*)+(?=\s*$)|\\\\(?=\s*&?\s*(?:[=<>]|\\(?:le|ge|approx)(?![a-zA-Z])))")
 _SAYS_ANSWER = r"(?:the )?(?:final )?(?:answer|ans|result|solution)\s*(?:is:|is|:|=)"
 _LEAD = re.compile(
@@ -271,7 +273,7 @@ def _plain(text: str) -> str:
     if "\\" in text:
         text = _TEXT_DOLLAR.sub(r"\\$", _FONT.sub(" ", _DECLARATION.sub(" ", text)))
         if environment := _ENVIRONMENT.fullmatch(text.strip()):
-            text = _LINE_END.sub(" ", environment[2].replace("\\&", "\0").replace("&", " ").replace("\0", "\\&"))
+            text = _ALIGNMENT.sub(" ", _LINE_END.sub(" ", environment[2]))
         text = _TRAIL.sub("", text)
     while lead := _LEAD.match(text := text.strip()):
         text = text[lead.end() :]
@@ -327,8 +329,8 @@ def _in_symbols(text: str) -> str:
     if match := _BETWEEN.fullmatch(plain):
         is_strict, ends = match["strictly"] is not None, (match["ends"] or "").lower()
         is_open = is_strict or ends == "exclusive"
-        is_clear = is_strict != bool(ends)
-        if not is_clear or not _BOUND.fullmatch(match["low"]) or not _BOUND.fullmatch(match["high"]):
+        says_ends_once = is_strict != bool(ends)
+        if not says_ends_once or not _BOUND.fullmatch(match["low"]) or not _BOUND.fullmatch(match["high"]):
             return text
         if match["name"]:
             sign = "<" if is_open else r"\le"
@@ -357,7 +359,7 @@ _GRID = r"\{(?:[pb]matrix|matrix|array|smallmatrix)\}"
 _MATRIX = re.compile(rf"(?:[\[(]\s*)?\\begin{_GRID}(?:\s*\{{[clr|\s]*\}})?(.*?)\\end{_GRID}(?:\s*[\])])?", re.DOTALL)
 _NESTED = re.compile(r"\[\s*\[([^()\[\]{}]+(?:\]\s*,\s*\[[^()\[\]{}]+)+)\]\s*\]")
 _ROW_END = re.compile(r"\]\s*,\s*\[")
-_TWO_SIGNS = re.compile(rf"\\(?:pm|mp){_END}")
+_PLUS_MINUS, _MINUS_PLUS = re.compile(rf"\\pm{_END}"), re.compile(rf"\\mp{_END}")
 _SUCH_THAT = re.compile(
     r"\s*[a-zA-Z]\s*(?:\\in\s*(?:\\mathbb\{R\}|\\mathbb R|\\R)\s*)?(?:\\mid|\\vert|[|:])(.+)", re.DOTALL
 )
@@ -423,6 +425,7 @@ def _set(latex: str) -> Structure | None:
 
 
 def _list(latex: str) -> Structure | None:
+    """The values between commas, semicolons, "and" and "or", if there are several."""
     if not any(separator in latex for separator in _SEPARATORS):
         return None
     items = _items(latex)
@@ -430,23 +433,19 @@ def _list(latex: str) -> Structure | None:
 
 
 def _items(latex: str) -> list[str]:
-    """The members of a list.
-
-    They are separated by semicolons, by "and" if that separates equations of equal number, or by commas and "and".
-    """
+    """The members of a list, which are separated by semicolons, or by commas and "and"."""
     groups = [part for part in _split(latex, ";") if part]
     if len(groups) > 1:
         return groups
     clauses = [part.strip(" ,") for part in _split(_AND.sub(_AND_TOKEN, latex), _AND_TOKEN) if part.strip(" ,")]
     sizes = {len(_split(part, ",")) for part in clauses}
+    # "x = 1, y = 2 and x = 3, y = 4" has two members, each with two equations.
     if len(clauses) > 1 and len(sizes) == 1 and sizes != {1} and "=" in latex:
         return clauses
     return [item for part in clauses for item in _split(part, ",") if item]
 
 
 def _union(latex: str) -> Structure | None:
-    if r"\cup" not in latex:
-        return None
     parts = _split(latex, r"\cup")
     return Structure(Kind.UNION, tuple(parts)) if len(parts) > 1 else None
 
@@ -459,7 +458,8 @@ def _tuple(latex: str) -> Structure | None:
         return None
     inner = latex[len(opening) : -len(closing)]
     parts = [part for part in _split(inner, ";") if part]
-    parts = parts if len(parts) > 1 else _split(inner, ",")
+    if len(parts) < 2:
+        parts = _split(inner, ",")
     if len(parts) < 2:
         return parse_structure(inner) if (opening, closing) in {("(", ")"), ("[", "]")} else None
     return Structure(Kind.TUPLE, tuple(parts), (opening.replace(r"\langle", "("), closing.replace(r"\rangle", ")")))
@@ -478,9 +478,9 @@ def _relation(latex: str) -> Structure | None:
 
 def _plus_minus(latex: str) -> Structure | None:
     r"""`a \pm b` is the list of `a + b` and `a - b`; all its `\pm` have the same sign."""
-    if not _TWO_SIGNS.search(latex):
+    if not _PLUS_MINUS.search(latex) and not _MINUS_PLUS.search(latex):
         return None
-    both = [re.sub(rf"\\pm{_END}", plus, re.sub(rf"\\mp{_END}", minus, latex)) for plus, minus in ("+-", "-+")]
+    both = (_PLUS_MINUS.sub(upper, _MINUS_PLUS.sub(lower, latex)) for upper, lower in (("+", "-"), ("-", "+")))
     return Structure(Kind.LIST, tuple(each.strip().removeprefix("+") for each in both))
 
 

@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,12 @@ def parse_number(text: str) -> Number | None:
     if _DECIMAL.fullmatch(text):
         return _decimal(text)
     if match := _REPEATING.fullmatch(text):
-        sign, whole, fixed, repeated = match.groups()
+        sign, whole, fixed, repeated = match.groups()  # 0.1666... is (1 + 6/9) / 10
         value = Fraction(int(whole + fixed or 0)) + Fraction(int(repeated), 10 ** len(repeated) - 1)
         return Number(Fraction(f"{sign}1") * value / 10 ** len(fixed), None)
     if match := _FRACTION.fullmatch(_without_brackets(text)):
-        return _fraction(*(match.groups()[:4] if match[4] else match.groups()[4:]))
+        in_latex, in_ascii = match.groups()[:4], match.groups()[4:]
+        return _fraction(*(in_latex if match[4] else in_ascii))
     if (match := _SCIENTIFIC.fullmatch(text)) and (mantissa := _decimal(match[1])):
         return Number(mantissa.value * Fraction(10) ** int(match[2] or match[3]), None)
     return None
@@ -64,7 +64,9 @@ def _without_brackets(text: str) -> str:
     """A fraction without brackets around its numbers and without thousands separators."""
     text = _THOUSANDS_COMMA.sub("", text)
     # A bracket after a digit means a product, as in 3(1/2), so it stays.
-    return _IN_BRACKETS.sub(r"\1", text) if text[:1] in {"(", "-", "+"} or "/(" in text else text
+    if text.startswith(("(", "-", "+")) or "/(" in text:
+        text = _IN_BRACKETS.sub(r"\1", text)
+    return text
 
 
 def _decimal(text: str) -> Number | None:
@@ -110,10 +112,13 @@ def parse_number_in_words(text: str) -> Number | None:
     Words in a wrong order, such as "two-three" and "hundred and one five", are not a number.
     """
     words = text.casefold().split()
-    if not words or len(words) > _MAX_WORDS or NUMBER_WORDS.isdisjoint(words := _without_hyphens(words)):
+    if len(words) > _MAX_WORDS:
+        return None
+    words = _without_hyphens(words)
+    if NUMBER_WORDS.isdisjoint(words):
         return None
     if words[0] in {"minus", "negative"}:
-        number = parse_number(" ".join(words[1:])) or _unsigned(words[1:])
+        number = parse_number(" ".join(words[1:])) or _unsigned(words[1:])  # "minus 5" or "minus five"
         return Number(-number.value, number.places) if number and number.value > 0 else None
     return _unsigned(words)
 
@@ -123,12 +128,15 @@ def _without_hyphens(words: list[str]) -> list[str]:
     split = []
     for word in words:
         parts = word.split("-")
-        may_split = all(
-            (one in _TENS and _DIGITS.get(other)) or other in _PART | _PARTS | _GROUPS or {one, other} & {"and", "a"}
-            for one, other in pairwise(parts)
-        )
-        split += parts if may_split else [word]
+        split += parts if all(map(_may_be_joined, parts, parts[1:])) else [word]
     return split
+
+
+def _may_be_joined(word: str, next_word: str) -> bool:
+    """Whether there may be a hyphen between two words of a number."""
+    if word in _TENS and next_word in _DIGITS:
+        return next_word != "zero"
+    return next_word in _PART | _PARTS | _GROUPS or "and" in (word, next_word) or "a" in (word, next_word)
 
 
 def _unsigned(words: list[str]) -> Number | None:
@@ -155,7 +163,8 @@ def _cardinal(words: list[str]) -> int | None:
         if scale not in words:
             continue
         place = words.index(scale)
-        count = 1 if not total and words[:place] in ([], ["a"]) else _cardinal(words[:place])
+        is_single = not total and words[:place] in ([], ["a"])  # "hundred" or "a hundred"
+        count = 1 if is_single else _cardinal(words[:place])
         # "nine thousand nine hundred", but not "ten hundred thousand": a smaller scale never precedes a larger one.
         if not count or count >= (100 if size == 100 else 1000):
             return None
@@ -167,7 +176,9 @@ def _cardinal(words: list[str]) -> int | None:
         if not words:
             return total
     small = _small(words)
-    return total + small if small or (small == 0 and not total) else None
+    if small is None or (small == 0 and total):  # "hundred zero" is not a number
+        return None
+    return total + small
 
 
 def _small(words: list[str]) -> int | None:
@@ -183,15 +194,17 @@ def _part(words: list[str]) -> Fraction | None:
     if name in _PART:
         is_one = count in (["a"], ["one"], ["1"]) or words == ["half"]
         return Fraction(1, _PART[name]) if is_one else None
+    if name not in _PARTS:
+        return None
     number = int(count[0]) if len(count) == 1 and _COUNT.fullmatch(count[0]) else _small(count)
-    return Fraction(number, _PARTS[name]) if name in _PARTS and number is not None else None
+    return None if number is None else Fraction(number, _PARTS[name])
 
 
 def _mixed(words: list[str]) -> Fraction | None:
     """The value of a mixed number: two and a half, 2 and three quarters."""
     if "and" not in words:
         return None
-    place = len(words) - words[::-1].index("and") - 1
+    place = len(words) - words[::-1].index("and") - 1  # of the last "and"
     whole = int(words[0]) if place == 1 and _COUNT.fullmatch(words[0]) else _cardinal(words[:place])
     part = _part(words[place + 1 :]) if place + 1 < len(words) else None
     return whole + part if whole is not None and part and part < 1 else None
@@ -207,11 +220,11 @@ def _multiple(words: list[str]) -> Fraction | None:
     if count == ["half", "a"]:
         return Fraction(_GROUPS[group], 2)
     if len(count) == 2 and count[1] == "hundred" and group in {"thousand", "million", "billion", "trillion"}:
-        hundreds = _multiple(count)
-        return hundreds * _GROUPS[group] if hundreds else None
-    number = parse_number(" ".join(count))
-    value = number.value if number else _mixed(count)
-    if value is None and group == "dozen":
-        cardinal = _cardinal(count)
-        value = None if cardinal is None else Fraction(cardinal)
+        value = _multiple(count) or None  # "zero hundred thousand" is no number
+    elif number := parse_number(" ".join(count)):
+        value = number.value
+    else:
+        value = _mixed(count)
+    if value is None and group == "dozen" and (cardinal := _cardinal(count)) is not None:
+        value = Fraction(cardinal)
     return None if value is None else value * _GROUPS[group]

@@ -39,8 +39,10 @@ def parse_region(latex: str) -> Region | None:
     """Return the region that an answer describes; None for any other answer and for an unsolved inequality."""
     structure = parse_structure(latex)
     match structure.kind:
-        case Kind.TUPLE:
-            return _interval(structure)
+        case Kind.TUPLE if len(structure.parts) == 2:
+            low, high = structure.parts
+            opening, closing = structure.signs
+            return Region((Interval(low, high, opening == "[", closing == "]"),))
         case Kind.SET:
             return Region(tuple(Interval(part, part, True, True) for part in structure.parts))
         case Kind.UNION | Kind.LIST:
@@ -48,13 +50,6 @@ def parse_region(latex: str) -> Region | None:
         case Kind.INEQUALITY:
             return _one_sided(structure) or _between(structure)
     return Region(()) if latex == r"\emptyset" else _complement(latex)
-
-
-def _interval(pair: Structure) -> Region | None:
-    if len(pair.parts) != 2:
-        return None
-    low, high = pair.parts
-    return Region((Interval(low, high, pair.signs[0] == "[", pair.signs[1] == "]"),))
 
 
 def _union(structure: Structure) -> Region | None:
@@ -91,7 +86,7 @@ def _one_sided(inequality: Structure) -> Region | None:
     name, has_bars = _bare(side), "|" in side
     if not name:
         return None
-    if side.startswith("-"):
+    if side.startswith("-"):  # `-x < 1` is `x > -1`
         bound, is_below = f"-({bound})", not is_below
     if signs[0] == "!=":
         return None if has_bars else Region(_without([bound]), name)
@@ -122,12 +117,11 @@ def _between(inequality: Structure) -> Region | None:
 
 
 def _bare(latex: str) -> str:
-    """The name in `x`, `-x` or `|x|`; empty for any other text. Without a sign it may also be one such as `f(x)`."""
+    """The name in `x`, `-x`, `|x|` or `f(x)`; empty for any other text, also for `-f(x)` and `|f(x)|`."""
     bars = _BARS.fullmatch(latex)
     name = bars[1].strip() if bars else latex.removeprefix("-").strip()
-    if (bars or latex.startswith("-")) and not _VARIABLE.fullmatch(name):
-        return ""
-    return name if is_name(name) else ""
+    must_be_variable = bars or latex.startswith("-")
+    return name if is_name(name) and (not must_be_variable or _VARIABLE.fullmatch(name)) else ""
 
 
 def _complement(latex: str) -> Region | None:
@@ -135,7 +129,7 @@ def _complement(latex: str) -> Region | None:
     match = _REALS_WITHOUT.fullmatch(latex)
     if not match:
         return None
-    if not match[1]:
+    if not match[1]:  # nothing is excluded
         return Region(_without([]))
     points = parse_structure(match[1])
     return Region(_without(list(points.parts))) if points.kind is Kind.SET else None

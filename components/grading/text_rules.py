@@ -48,7 +48,7 @@ _DEPTH_CHANGES = dict.fromkeys("([{", 1) | dict.fromkeys(")]}", -1)
 def reject_evasions(gold: Answer, answer: Answer) -> None:
     """Raise RejectedError for an answer that hides a part, costs too much to evaluate, or is a question: "gcd(12, 18)".
 
-    What one of the patterns finds is allowed if the expected answer has it, too.
+    Notation that the patterns find is allowed if the expected answer has it, too.
     """
     if r"\boxed" in answer.latex:
         raise RejectedError(Reason.SEVERAL_ANSWERS)
@@ -66,7 +66,7 @@ def reject_evasions(gold: Answer, answer: Answer) -> None:
 
 
 def _answering_side(latex: str, gold: Answer) -> str:
-    r"""The last side of an equation, or the one before an approximation that is not the expected number."""
+    """The last side of an equation, or the one before an approximation that is not the expected number."""
     structure = parse_structure(latex)
     if structure.kind is not Kind.EQUATION:
         return latex
@@ -113,11 +113,8 @@ def decide_by_text(gold: Answer, answer: Answer) -> Decision | None:
 
 def is_text(answer: Answer) -> bool:
     """Tell whether an answer is compared by its text, not as mathematics."""
-    return (
-        _has_words(answer)
-        or bool(_BASED.search(answer.text))
-        or any(pattern.fullmatch(answer.text) for pattern in (_LETTERS, _RATIO))
-    )
+    text = answer.text
+    return _has_words(answer) or any((_BASED.search(text), _LETTERS.fullmatch(text), _RATIO.fullmatch(text)))
 
 
 def _choices(gold: Answer, answer: Answer) -> Decision | None:
@@ -133,9 +130,8 @@ def _chosen(text: str) -> str | None:
     match = _CHOICE.fullmatch(text)
     if not match or not (match["label"] or match["closing"]) or _OTHER_CHOICE.search(match["meaning"] or ""):
         return None
-    is_bracketed = match["opening"] and match["closing"]
-    is_choice = match["label"] or is_bracketed or match["letter"].isupper()
-    return match["letter"].upper() if is_choice else None
+    is_marked = match["label"] or (match["opening"] and match["closing"])
+    return match["letter"].upper() if is_marked or match["letter"].isupper() else None
 
 
 def _words(gold: Answer, answer: Answer) -> Decision | None:
@@ -146,17 +142,19 @@ def _words(gold: Answer, answer: Answer) -> Decision | None:
     has_words = [_has_words(each) for each in (gold, answer)]
     # Letters alone are a word, not a product: otherwise "on" would equal "no".
     if all(has_words) or all(_LETTERS.fullmatch(each.text) for each in (gold, answer)):
-        is_equal = _letters_and_numbers(gold) == _letters_and_numbers(answer)
+        is_equal = _sign_letters_and_numbers(gold) == _sign_letters_and_numbers(answer)
+        # Different texts with parts may still have the same parts.
         return Decision.on("words", is_equal) if is_equal or kinds == {Kind.EXPRESSION} else None
     return Decision(False, Reason.OTHER_KIND) if any(has_words) and not _WITH_PARTS & kinds else None
 
 
 def _has_words(answer: Answer) -> bool:
+    """Whether an answer that is not a number has a word of at least three letters, other than names of functions."""
     words: list[str] = _LONG_WORD.findall(_COMMAND.sub(" ", answer.latex))
     return answer.number is None and any(word.lower() not in _FUNCTIONS for word in words)
 
 
-def _letters_and_numbers(answer: Answer) -> tuple[bool, str, list[str]]:
+def _sign_letters_and_numbers(answer: Answer) -> tuple[bool, str, list[str]]:
     """Whether the text begins with a minus sign; its letters without article, case and punctuation; its numbers."""
     letters = _BETWEEN_WORDS.sub("", _ARTICLE.sub("", unstyled(answer.latex).casefold().strip(" {")))
     return answer.latex.lstrip(" {").startswith("-"), letters, _NUMBER.findall(answer.latex)
@@ -173,8 +171,9 @@ def _bases(gold: Answer, answer: Answer) -> Decision | None:
 def _without_variable(text: str) -> str:
     """The right side of an equation such as `x = 52_8`; any other text unchanged."""
     structure = parse_structure(text)
-    names_it = structure.kind is Kind.EQUATION and len(structure.parts) == 2 and is_name(structure.parts[0])
-    return structure.parts[1] if names_it else text
+    if structure.kind is Kind.EQUATION and len(structure.parts) == 2 and is_name(structure.parts[0]):
+        return structure.parts[1]
+    return text
 
 
 def _ratios(gold: Answer, answer: Answer) -> Decision | None:
@@ -182,11 +181,13 @@ def _ratios(gold: Answer, answer: Answer) -> Decision | None:
     ratios = [_RATIO.fullmatch(each.text) for each in (gold, answer)]
     if all(ratios):
         return Decision(False, Reason.OTHER_NUMBER)
-    for ratio, other in zip(ratios, (answer, gold), strict=True):
-        if ratio and ratio[3]:
-            return Decision(False, Reason.OTHER_KIND)
-        if ratio and any("clock" in each.unit.kind for each in (gold, answer) if each.unit):
-            return Decision(False, Reason.OTHER_NUMBER)
-        if ratio and other.number and int(ratio[2]):
-            return Decision.on("value", Fraction(int(ratio[1]), int(ratio[2])) == other.number.value)
+    ratio, other = (ratios[0], answer) if ratios[0] else (ratios[1], gold)
+    if not ratio:
+        return None
+    if ratio[3]:  # a ratio of more than two numbers
+        return Decision(False, Reason.OTHER_KIND)
+    if any("clock" in each.unit.kind for each in (gold, answer) if each.unit):
+        return Decision(False, Reason.OTHER_NUMBER)
+    if other.number and int(ratio[2]):
+        return Decision.on("value", Fraction(int(ratio[1]), int(ratio[2])) == other.number.value)
     return None

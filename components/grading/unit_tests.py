@@ -134,15 +134,17 @@ def _language(info: str) -> str:
 
 def _code_without_fence(lines: list[str]) -> str | None:
     """The last run of lines that is Python and defines a function or class; an indented run follows an empty line."""
-    code, end, parsed = None, 0, 0
+    code, end, num_parsed = None, 0, 0
     for start in range(len(lines)):
-        if start >= end and parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):
+        if start >= end and num_parsed < _MAX_PARSED_CHARACTERS and _begins_code(lines, start):
             run, end, num_characters = _run_of_code(lines, start)
-            code, parsed = run or code, parsed + num_characters
+            code = run or code
+            num_parsed += num_characters
     return code
 
 
 def _begins_code(lines: list[str], index: int) -> bool:
+    """Whether a line looks like the first one of code."""
     match = _CODE_BEGINS.match(lines[index])
     return match is not None and (not match["indent"] or index == 0 or not lines[index - 1].strip())
 
@@ -150,9 +152,9 @@ def _begins_code(lines: list[str], index: int) -> bool:
 def _run_of_code(lines: list[str], start: int) -> tuple[str | None, int, int]:
     """The code from a line on, None if it defines nothing; the line after it; and the number of characters parsed."""
     indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
-    end = next(
-        (i for i in range(start, len(lines)) if lines[i].strip() and not lines[i].startswith(indent)), len(lines)
-    )
+    end = start + 1
+    while end < len(lines) and (lines[end].startswith(indent) or not lines[end].strip()):
+        end += 1
     code = [line.removeprefix(indent) for line in lines[start:end]]
     parsed = 0
     while code and parsed < _MAX_PARSED_CHARACTERS:
@@ -192,6 +194,7 @@ def read_tests(gold: str) -> list[UnitTest]:
 
 
 def _read_statement(statement: ast.stmt) -> UnitTest:
+    """The test that a statement makes; raise UnreadableTestsError if it is not in an accepted form."""
     try:
         if isinstance(statement, ast.Assert):
             return _read_condition(statement.test)
@@ -201,6 +204,7 @@ def _read_statement(statement: ast.stmt) -> UnitTest:
 
 
 def _read_condition(condition: ast.expr) -> UnitTest:
+    """The test that an assert makes; ValueError or TypeError for a condition that is not in an accepted form."""
     match condition:
         case ast.Compare(ast.Call(ast.Name("abs"), [ast.BinOp(call, ast.Sub(), value)]), [ast.Lt()], [tolerance]):
             return UnitTest(_source(call), _close_to(value, {"rel_tol": 0.0, "abs_tol": _number(tolerance)}))
@@ -221,22 +225,23 @@ def _read_condition(condition: ast.expr) -> UnitTest:
 def _source(call: ast.expr) -> str:
     """The source of a call for the sandbox; ValueError if it calls nothing, or has a comparison outside a lambda."""
     nodes = list(ast.walk(call))
-    arguments = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
+    in_lambdas = [inner for node in nodes if isinstance(node, ast.Lambda) for inner in ast.walk(node)]
     calls = any(isinstance(node, ast.Call) for node in nodes)
-    compares = any(isinstance(node, ast.Compare) and node not in arguments for node in nodes)
+    compares = any(isinstance(node, ast.Compare) and node not in in_lambdas for node in nodes)
     if not isinstance(call, ast.Call | ast.Subscript | ast.Attribute) or not calls or compares:
         raise ValueError
     return ast.unparse(call)
 
 
 def _value(written: ast.expr) -> object:
+    """The value of a literal; ValueError for anything else, and for a value that the sandbox cannot send."""
     match written:
         case ast.Call(ast.Name("set" | "frozenset" as kind), [elements], []):
             value: object = {"set": set, "frozenset": frozenset}[kind](ast.literal_eval(elements))
         case _:
             value = ast.literal_eval(written)
     if decode(json.loads(encode(value))) != value:
-        raise ValueError  # such a value cannot be sent back from the sandbox, so no code could pass
+        raise ValueError
     return value
 
 
@@ -248,6 +253,7 @@ def _number(written: ast.expr) -> float:
 
 
 def _close_to(written: ast.expr, tolerances: dict[str, float]) -> Callable[[object], bool]:
+    """A check whether a value is a number close to the written one."""
     number = _number(written)
     math.isclose(number, number, **tolerances)  # raises for unknown or negative tolerances
 

@@ -100,7 +100,7 @@ _UNITS = {
     for plural in ("", "s")
 }
 _ALIASES = {"mph": "miles per hour", "kph": "km per hour", "kmh": "km per hour", "mpg": "miles per gallon"}
-_PREFIXES = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3"}
+_POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 
 # Words after a unit that do not change the value.
 _ENDINGS = (
@@ -121,7 +121,8 @@ def split_unit(latex: str, context: Context = NO_CONTEXT) -> tuple[str, Unit | N
 
 
 def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
-    """The value and unit of a percentage, a temperature or an angle."""
+    """The value and unit of a percentage, a temperature or an angle; None for any other text."""
+    # The patterns are slow, so a quick test precedes each.
     if ("%" in latex or "cent" in latex or "pct" in latex) and (match := _PERCENT.fullmatch(latex)):
         return match[1], PERCENT
     if "degree" in latex:
@@ -135,7 +136,7 @@ def _angle_or_percent(latex: str) -> tuple[str, Unit] | None:
 
 
 def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
-    """The value and unit of an amount with a currency sign, such as `$5` or `$5 per hour`."""
+    """The value and unit of an amount with a currency sign, such as `$5` or `$5 per hour`; None for any other text."""
     match = _CURRENCY.fullmatch(latex)
     if not match:
         return None
@@ -150,19 +151,19 @@ def _money(latex: str, context: Context) -> tuple[str, Unit] | None:
 def _unit_in_words(latex: str, context: Context) -> tuple[str, Unit] | None:
     """The value and unit of a number with a unit or a counted thing after it, such as `5 cm` or `5 apples`."""
     if match := _STYLED_UNIT.fullmatch(latex):
-        value, words, inner, outer = match.groups()
-        power, attached = inner or outer, False
+        value, words, inner_power, outer_power = match.groups()
+        power, is_attached = inner_power or outer_power, False
     elif match := _PLAIN_UNIT.fullmatch(latex):
         value, space, words, power = match.groups()
-        attached = not space
+        is_attached = not space
         if len(words) == 1 and _is_symbol(words, value):
             return None
     else:
-        return _words_and_unit(latex, context)
-    unit = _unit(words, power, context, attached=attached)
+        return _number_in_words_and_unit(latex, context)
+    unit = _unit(words, power, context, is_attached=is_attached)
     if unit and any(character.isdigit() for character in value):
         return value.strip(), unit
-    return _words_and_unit(latex, context)
+    return _number_in_words_and_unit(latex, context)
 
 
 def _is_symbol(letter: str, value: str) -> bool:
@@ -171,63 +172,65 @@ def _is_symbol(letter: str, value: str) -> bool:
     return letter in letters or bool(_TAKES_LETTER.search(value) or _SUM.search(value))
 
 
-def _words_and_unit(latex: str, context: Context) -> tuple[str, Unit] | None:
+def _number_in_words_and_unit(latex: str, context: Context) -> tuple[str, Unit] | None:
     """The value and unit of a number in words: "twenty apples", "half an hour", "5 million people"."""
-    words = STYLED.sub(r" \1 ", latex).split()
-    if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(" ".join(words).casefold().replace("-", " ").split()):
+    plain = STYLED.sub(r" \1 ", latex)
+    words = plain.split()
+    if len(words) > _MAX_UNIT_WORDS or NUMBER_WORDS.isdisjoint(plain.casefold().replace("-", " ").split()):
         return None
     for place in range(1, len(words)):
         value, rest = " ".join(words[:place]), words[place:]
         if value.casefold() == "half" and rest[0] in {"a", "an"} and len(rest) > 1:
             rest = rest[1:]
         is_number = re.fullmatch("[0-9][0-9.,]*", value) or parse_number_in_words(value)
-        if is_number and (unit := _unit(" ".join(rest), None, context, attached=False)):
+        if is_number and (unit := _unit(" ".join(rest), None, context, is_attached=False)):
             return value, unit
     return None
 
 
-def _unit(written: str, power: str | None, context: Context, *, attached: bool) -> Unit | None:
-    """The unit that words such as `miles per hour` name, if any; `attached` says that no space precedes them."""
+def _unit(written: str, power: str | None, context: Context, *, is_attached: bool) -> Unit | None:
+    """The unit that words such as `miles per hour` name, if any; `is_attached` says that no space precedes them."""
     plain = " ".join(written.replace("/", " per ").replace("-", " ").replace(".", "").lower().split())
     for ending in _ENDINGS:
         plain = plain.removesuffix(f" {ending}")
-    if plain in _ENDINGS and not power and not attached:
+    if plain in _ENDINGS and not power and not is_attached:
         return _THINGS
     plain = _ALIASES.get(plain, plain)
-    words = ["per" if word in {"a", "an"} else word for word in plain.split()]
+    words = ["per" if word in {"a", "an"} else word for word in plain.split()]  # "dollars an hour"
     # `5\text{ M}` is not a length, and `5apples` has no unit.
-    is_unknown = written.strip() in _CAPITALS or (attached and len(words) == 1 and words[0] not in _UNITS)
+    is_unknown = written.strip() in _CAPITALS or (is_attached and len(words) == 1 and words[0] not in _UNITS)
     if not 0 < len(words) <= _MAX_UNIT_WORDS or words.count("per") > 1 or is_unknown:
         return None
-    place = words.index("per") if "per" in words else len(words)
+    if "per" not in words:
+        return _simple_unit(words, power or "", context)
+    place = words.index("per")
     over, under = words[:place], words[place + 1 :]
-    dimension = f"^{power}" if power else ""
-    if not under:
-        return _thing(over, dimension, context) if place == len(words) else None
-    below = _thing(under, dimension, context)
-    above = _thing(over, "", context) if over else Unit("", Fraction(1))
+    below = _simple_unit(under, power or "", context) if under else None
+    above = _simple_unit(over, "", context) if over else Unit("", Fraction(1))
     if not below or not above:
         return None
     return Unit(f"{above.kind} per {below.kind}".strip(), above.factor / below.factor)
 
 
-def _thing(words: list[str], dimension: str, context: Context) -> Unit | None:
-    """The unit of measurement that some words name, or `things` if they name counted things; None for other words."""
+def _simple_unit(words: list[str], power: str, context: Context) -> Unit | None:
+    """The unit that words without "per" name: a measure, or `things` for counted things; None for other words."""
     if len(words) > 1 and words[0] in _BEFORE_THINGS:
         words = words[1:]
-    has_power = bool(dimension)
-    if len(words) > 1 and words[0] in _PREFIXES and not has_power:
-        dimension, words = _PREFIXES[words[0]], words[1:]
+    has_exponent = power != ""
+    if len(words) > 1 and words[0] in _POWERS and not has_exponent:
+        power, words = _POWERS[words[0]], words[1:]
+    dimension = f"^{power}" if power else ""
+    # "of" may be between words: "cups of tea".
     counted = [word for place, word in enumerate(words) if word != "of" or place in (0, len(words) - 1)]
     are_things = [
         not context.symbols.issuperset(word) and (word.removesuffix("s") in context.asked or _may_be_thing(word))
         for word in counted
     ]
     # `gallons of milk` and `dollars profit` are units; a symbol such as `m` before another word is not.
-    is_unit = len(words) == 1 or (not has_power and len(words[0]) > 2 and all(are_things[1:]))
+    is_unit = len(words) == 1 or (not has_exponent and len(words[0]) > 2 and all(are_things[1:]))
     if is_unit and (unit := _UNITS.get(words[0])):
-        return Unit(unit.kind + dimension, unit.factor ** int(dimension[1:] or 1))
-    if dimension:
+        return Unit(unit.kind + dimension, unit.factor ** int(power or 1))
+    if power:
         return Unit(f"unit{dimension}", Fraction(1)) if words in (["unit"], ["units"]) else None
     return _THINGS if all(are_things) else None
 
@@ -259,14 +262,15 @@ def read_question(question: str, gold: str) -> Context:
         for match in _HOW_MANY.finditer(question.lower())
         for word in takewhile(lambda word: word not in _ENDS_ASKED, match[1].split())
     }
-    return Context(frozenset(asked), _symbols(question) | _gold_symbols(gold, question))
+    return Context(frozenset(asked), _letters_in_formulas(question) | _factors_in_gold(gold, question))
 
 
-def _symbols(question: str) -> frozenset[str]:
+def _letters_in_formulas(question: str) -> frozenset[str]:
     """The letters in the formulas of a question."""
     formulas = (match[1] or match[2] or match[3] for match in FORMULA.finditer(question))
-    bare = (_COMMAND.sub(" ", STYLED.sub(" ", formula)) for formula in formulas)
-    return frozenset(letter for text in bare if not _PROSE.search(text) for letter in text if letter.isalpha())
+    # Without commands; a "formula" of prose is the text between two amounts in dollars.
+    texts = (_COMMAND.sub(" ", STYLED.sub(" ", formula)) for formula in formulas)
+    return frozenset(letter for text in texts if not _PROSE.search(text) for letter in text if letter.isalpha())
 
 
 def _may_be_thing(word: str) -> bool:
@@ -278,14 +282,15 @@ def _may_be_thing(word: str) -> bool:
 _SYMBOL = re.compile(STYLE + r"\{[^{}]*\}|(?<=[0-9})])(\s*)([a-zA-Z]{1,3})(?![a-zA-Z])")
 
 
-def _gold_symbols(gold: str, question: str) -> frozenset[str]:
+def _factors_in_gold(gold: str, question: str) -> frozenset[str]:
     """The letters after numbers of an expected answer that are variables, as in `6s^2` and `2 xyz`."""
     symbols = set[str]()
     for space, letters in _SYMBOL.findall(gold):
-        is_factor = len(letters) == 1 and not space and not question
+        is_variable = len(letters) == 1 and not space and not question
         word = letters.lower()
-        is_product = _may_be_thing(word) and word in ascii_lowercase and word not in question.lower()
-        symbols.update(letters if is_factor or is_product else "")
+        is_product_of_variables = _may_be_thing(word) and word in ascii_lowercase and word not in question.lower()
+        if is_variable or is_product_of_variables:
+            symbols.update(letters)
     return frozenset(symbols)
 
 

@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -48,11 +47,13 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0, function: str = GRADE) -> None:
         self._pid, self._deadline_s = os.getpid(), deadline_s
+        # The processes that torchrun started on this machine share its cores.
+        cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._pool = Pool(
             PoolConfig(
                 service="components.grading.worker:GradingService",
                 arguments=[function, deadline_s],
-                num_workers=num_workers or _num_workers(),
+                num_workers=num_workers or max(1, min(cores, _MAX_WORKERS)),
                 memory_bytes=_MAX_ADDRESS_SPACE,
                 timeout_s=_MAX_WAIT_S,
                 environment=environment(),
@@ -68,14 +69,18 @@ class Verifier(AbstractContextManager["Verifier"]):
         if os.getpid() != self._pid:
             raise RuntimeError("a forked process cannot use the workers of its parent: make a new Verifier there")
         outcomes: SimpleQueue[tuple[int, Any, Failure | None]] = SimpleQueue()
-        for place, each in enumerate(submissions):
+        for index, each in enumerate(submissions):
             fields = (each.gold, each.response, each.policy, each.question)
-            self._pool.submit(fields, lambda *outcome, place=place: outcomes.put((place, *outcome)))
+            self._pool.submit(fields, lambda *outcome, index=index: outcomes.put((index, *outcome)))
         grades: dict[int, Grade] = {}
         for _ in submissions:
-            place, reply, failure = outcomes.get()
-            grades[place] = self._unscorable(failure) if failure else _grade_of(reply)
-        return [grades[place] for place in range(len(submissions))]
+            index, reply, failure = outcomes.get()
+            if failure:
+                grades[index] = self._unscorable(failure)
+            else:
+                verdict, extracted, reason, tests_passed, detail = reply
+                grades[index] = Grade(Verdict(verdict), extracted, Reason(reason), tests_passed, detail)
+        return [grades[index] for index in range(len(submissions))]
 
     def close(self) -> None:
         """End the workers; calls in other threads raise."""
@@ -86,25 +91,15 @@ class Verifier(AbstractContextManager["Verifier"]):
         self.close()
 
     def _unscorable(self, failure: Failure) -> Grade:
-        """Return the grade of a submission without a reply; raise if the verifier is closed or no worker starts."""
+        """Return the grade of a submission that got no reply; raise if the verifier is closed or no worker starts."""
         if failure.kind == "closed":
             raise RuntimeError("the verifier is closed")
         if failure.kind == "start":
             raise PipelineError(f"no answer can be graded: the process that grades {failure.text}")
-        unscorable = partial(Grade, Verdict.UNSCORABLE, None)
         if failure.kind == "memory":
-            return unscorable(Reason.MEMORY, detail="out of memory")
-        if failure.exit_code == -signal.SIGPROF or failure.kind == "time":
-            return unscorable(Reason.TIME, detail=f"took longer than {self._deadline_s:g} s")
-        return unscorable(Reason.CRASH, detail=failure.text)
-
-
-def _grade_of(fields: Any) -> Grade:
-    verdict, extracted, reason, tests_passed, detail = fields
-    return Grade(Verdict(verdict), extracted, Reason(reason), tests_passed, detail)
-
-
-def _num_workers() -> int:
-    """The cores that this process may use, divided by the number of processes that torchrun started here."""
-    cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(cores, _MAX_WORKERS))
+            reason, detail = Reason.MEMORY, "out of memory"
+        elif failure.exit_code == -signal.SIGPROF or failure.kind == "time":
+            reason, detail = Reason.TIME, f"took longer than {self._deadline_s:g} s"
+        else:
+            reason, detail = Reason.CRASH, failure.text
+        return Grade(Verdict.UNSCORABLE, None, reason, detail=detail)

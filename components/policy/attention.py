@@ -2,10 +2,10 @@
 
 A micro-batch is one row of tokens: first the prompts of all groups, then their completions group by group, and last the
 sequences that share no prompt. A completion token attends to its prompt and to its own completion up to itself: two
-softmaxes, which are joined by their log-sum-exp into one. Models run it through transformers' attention interface.
+softmaxes, which are joined by their log-sum-exp into one. Models call it through transformers' attention interface.
 
 `attend` and `attend_backward` choose PyTorch's flash attention for CPUs (any float type) or for GPUs (bfloat16 and
-float16); what the GPU kernel does not support is computed with plain matrix products.
+float16); tensors that the GPU kernel does not support are multiplied as plain matrices.
 
 Shape suffixes:
     T  tokens of the row, or queries; S  keys; all sequences end to end
@@ -52,7 +52,7 @@ class Segments:
         return list(zip(num_queries, num_keys, strict=True))
 
     def equal_length_batches(self) -> Iterator[tuple[int, slice, slice]]:
-        """Yield consecutive segments of equal lengths as one batch: their number, their queries and their keys."""
+        """Yield each run of segments with equal lengths as one batch: their number, their queries and their keys."""
         start = 0
         for _, batch in groupby(self.lengths):
             stop = start + len(list(batch))
@@ -115,11 +115,11 @@ def _attention(
     name = type(module).__name__
     if layout is None:
         raise PipelineError(f"{name} does not forward the layout of packed sequences to attention")
-    # A layer that does not pass its window uses that of its config; None means no window.
+    # A layer without this argument has the window of its config; None means no window.
     window = others.get("sliding_window", getattr(getattr(module, "config", None), "sliding_window", None))
     is_windowed = window and window < layout.max_length
-    is_special = any(each is not None for each in (attention_mask, others.get("softcap"), others.get("s_aux")))
-    if is_windowed or is_special or v_1KTD.shape[-1] != q_1HTD.shape[-1]:
+    has_mask_cap_or_sinks = any(x is not None for x in (attention_mask, others.get("softcap"), others.get("s_aux")))
+    if is_windowed or has_mask_cap_or_sinks or v_1KTD.shape[-1] != q_1HTD.shape[-1]:
         raise PipelineError(
             f"{name} attends with a soft cap, sinks, a mask of its own, a window shorter than the sequences, or values "
             "of another size than its keys (multi-head latent attention)"
@@ -163,7 +163,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
 
 
 def join_softmaxes(out_THD: Tensor, lse_TH: Tensor, other_out_THD: Tensor, other_lse_TH: Tensor) -> None:
-    """Merge attention over some keys (`out`, `lse`) with that over other keys, in place, as one softmax over both."""
+    """Change attention over some keys (`out` and `lse`) in place to attention over these and the other keys."""
     weight_TH1 = torch.sigmoid(other_lse_TH - lse_TH)[..., None]  # exp(other_lse) / (exp(lse) + exp(other_lse))
     if out_THD.dtype == weight_TH1.dtype:
         out_THD.lerp_(other_out_THD, weight_TH1)
@@ -194,9 +194,9 @@ def attend(q_THD: Tensor, k_SHD: Tensor, v_SHD: Tensor, segments: Segments, scal
 def attend_backward(
     grad_THD: Tensor, qkv: QKV, out_THD: Tensor, lse_TH: Tensor, segments: Segments, scale: float
 ) -> QKV:
-    """Return the gradients of q, k and v, where `out` and `lse` may be of a softmax over more keys than these.
+    """Return the gradients of q, k and v, given `out` and `lse` of a softmax over these keys, and perhaps over others.
 
-    The gradient of q is then the part that comes through these keys; the parts of all keys add up to the whole.
+    If there are others, the gradient of q is the part that comes through these keys; the parts add up to the whole.
     """
     q_THD, k_SHD, v_SHD = qkv
     if _fits_cuda_flash(q_THD):
@@ -211,8 +211,8 @@ def attend_backward(
     if not q_THD.is_cuda and q_THD.dtype != lse_TH.dtype:
         # torch's backward pass on CPUs takes four to nine times as long in half precision.
         grad, q, k, v, out = (each.to(lse_TH.dtype) for each in (grad_THD, *qkv, out_THD))
-        exact = attend_backward(grad, (q, k, v), out, lse_TH, segments, scale)
-        return exact[0].to(q_THD.dtype), exact[1].to(q_THD.dtype), exact[2].to(q_THD.dtype)
+        grad_q, grad_k, grad_v = attend_backward(grad, (q, k, v), out, lse_TH, segments, scale)
+        return grad_q.to(q_THD.dtype), grad_k.to(q_THD.dtype), grad_v.to(q_THD.dtype)
     grad_q_THD, grad_k_SHD, grad_v_SHD = (torch.empty_like(each) for each in qkv)
     for count, queries, keys in segments.equal_length_batches():
         rows = (grad_THD[queries], q_THD[queries], k_SHD[keys], v_SHD[keys], out_THD[queries])
@@ -243,7 +243,7 @@ def _split(x_THD: Tensor, count: int) -> Tensor:
 
 
 def _join(x_BHTD: Tensor) -> Tensor:
-    """Return the sequences of a batch end to end: the inverse of `_split`."""
+    """Return the sequences of a batch end to end, (count * T, H, D): the inverse of `_split`."""
     return x_BHTD.transpose(1, 2).flatten(0, 1)
 
 
@@ -284,7 +284,7 @@ def _fits_cuda_flash(q_THD: Tensor) -> bool:
     return q_THD.is_cuda and is_supported and torch.cuda.get_device_capability(q_THD.device) >= (8, 0)
 
 
-@lru_cache(maxsize=16)  # every layer of a pass asks for the same bounds, and each copy to the GPU takes time
+@lru_cache(maxsize=16)  # all layers of a pass have the same bounds, and each copy to the GPU takes time
 def _cuda_bounds(segments: Segments, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
     """Return the bounds of queries and keys on the device, and the most queries and keys of a segment."""
     query_bounds = torch.tensor(segments.query_bounds, dtype=torch.int32, device=device)

@@ -84,10 +84,10 @@ class Checkpoint:
         if eos is None:
             eos = self.tokenizer.eos_token_id
         end_ids = eos if isinstance(eos, list) else [eos]
-        turn_end = self.encode(self.format.end.lstrip())[:1]
+        template_end = self.encode(self.format.end.lstrip())[:1]
         # A token that is not special may also occur within an answer.
-        if turn_end and turn_end[0] in self.tokenizer.added_tokens_decoder:
-            end_ids = [*turn_end, *end_ids]
+        if template_end and template_end[0] in self.tokenizer.added_tokens_decoder:
+            end_ids = [*template_end, *end_ids]
         return tuple(dict.fromkeys(end_ids))
 
     @property
@@ -95,10 +95,9 @@ class Checkpoint:
         """Whether the model needs padded rows (padded.py)."""
         return bool(padded_because(self.model))
 
-    def cost_of_padding(self) -> Iterator[str]:
-        """Yield a line that says what padded rows cost and why the model needs them; nothing for other models."""
-        if self.is_padded:
-            yield f"padded rows, each prompt once per completion: {padded_because(self.model)}"
+    def cost_of_padding(self) -> str:
+        """Return a line that says what padded rows cost, and why the model needs them."""
+        return f"padded rows, each prompt once per completion: {padded_because(self.model)}"
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +107,7 @@ class Checkpoint:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, without special tokens."""
-        return self._encode([text])[0]
+        return self._encode_all([text])[0]
 
     def prompt_ids(
         self, question: str, source: str = "", earlier: Messages = (), turns: Sequence[AnsweredTurn] = ()
@@ -124,8 +123,8 @@ class Checkpoint:
     def read_observation(self, text: str, *, ended: bool) -> ReadObservation:
         """Return the environment's answer as the model reads it after a turn, up to where the model writes again.
 
-        The end of the answer is cut if, with the template around it, it exceeds `tools.max_observation_tokens`. Its
-        text never becomes a special token.
+        `ended` says whether the turn has an end token. The answer is cut if, with the template around it, it exceeds
+        `tools.max_observation_tokens`. Its text never becomes a special token.
         """
         assert self.config.tools is not None
         limit = self.config.tools.max_observation_tokens
@@ -140,7 +139,7 @@ class Checkpoint:
         observation = read(longest)
         if len(observation.ids) <= limit:
             return observation
-        # Bisect for the most characters that fit: a longer text nearly always has more tokens.
+        # A longer text nearly always has more tokens, so bisect for the number of lengths (0, 1, ...) that fit.
         num_fitting = bisect_right(range(longest), limit, key=lambda length: len(read(length).ids))
         return read(max(0, num_fitting - 1))
 
@@ -157,16 +156,16 @@ class Checkpoint:
 
         Each turn and each answer of an environment is tokenised separately, as in sampling.
         """
-        prompts = self._encode([self._prompt(each.question, each.source, each.earlier) for each in problems])
+        prompts = self._encode_all([self._prompt(each.question, each.source, each.earlier) for each in problems])
         parts_B = [self.format.response_parts(problem) for problem in problems]
-        part_ids = iter(self._encode([text for parts in parts_B for text, _ in parts]))
+        ids_of_parts = iter(self._encode_all([text for parts in parts_B for text, _ in parts]))
         examples = []
         for prompt_ids, parts in zip(prompts, parts_B, strict=True):
             completion_ids: list[int] = []
             environment: list[tuple[int, int]] = []
             for _, is_of_environment in parts:
                 start = len(completion_ids)
-                completion_ids += next(part_ids)
+                completion_ids += next(ids_of_parts)
                 if is_of_environment:
                     environment.append((start, len(completion_ids)))
             completion_ids.append(self.end_ids[0])
@@ -174,31 +173,32 @@ class Checkpoint:
         return examples
 
     def _with_begin(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return a prompt with the begin token of the model, unless a template writes it or the text has it already."""
+        """Return a plain prompt after the begin token that its tokenizer adds to texts; a chat template writes it."""
         begin = self.tokenizer.bos_token_id
-        if self.format.template or prompt_ids[:1] == (begin,) or begin not in self.tokenizer.encode(""):
+        if self.format.template or begin not in self.tokenizer.encode("") or prompt_ids[:1] == (begin,):
             return prompt_ids
         return (begin, *prompt_ids)
 
     @cached_property
     def _special_tokens(self) -> list[str]:
-        # Some tokenizers list only those with a role, such as the end of a text, and not all that frame messages.
+        # Some tokenizers' `all_special_tokens` lacks those without a role, such as some that frame messages.
         marked = {str(token) for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         return sorted(marked.union(self.tokenizer.all_special_tokens))
 
     def _without_special_tokens(self, text: str) -> str:
-        """Return a text with a space inside each special token, so that the tokenizer does not read it as one."""
+        """Return a text that has no special tokens: a space after their first character breaks them up."""
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
         return text
 
     def _prompt(self, question: str, source: str, earlier: Messages, turns: Sequence[AnsweredTurn] = ()) -> str:
+        """Return the text of a prompt (see `prompt_ids`)."""
         if self.format.template:
             question = self._without_special_tokens(question)
             earlier = [(role, self._without_special_tokens(content)) for role, content in earlier]
         return self.format.prompt(question, source, earlier, turns)
 
-    def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
+    def _encode_all(self, texts: list[str]) -> list[tuple[int, ...]]:
         """Return the tokens of each text; one call for all takes far less time than one each."""
         if not texts:  # which the tokenizer refuses
             return []
@@ -212,7 +212,10 @@ class Checkpoint:
 def create(
     config: ModelConfig, problems: Sequence[Problem], *, seed: int, dtype: torch.dtype, quantise: str | None = None
 ) -> Checkpoint:
-    """Return the base model, loaded (`quantise` as in EngineConfig) or from scratch with a vocabulary of `problems`."""
+    """Return the base model with its weights (`quantise` as in EngineConfig), or a new one made from scratch.
+
+    A new one has random weights, which depend on the seed alone, and a vocabulary made from `problems`.
+    """
     size = config.scratch
     if size is None:
         return _read(config, dtype, quantise=quantise)
@@ -257,8 +260,8 @@ def load(folder: Path, *, dtype: torch.dtype, quantise: str | None = None) -> Ch
 def load_without_weights(folder: Path) -> Checkpoint:
     """Return the checkpoint in a Hugging Face folder, or the one that `folder` refers to, with a model on device meta.
 
-    It has the tokenizer, the end tokens and the dtype of the config, or float32 if that has none. The prompt is the
-    question alone, unless a stage saved another one.
+    The type of its parameters is that of the model's config, or float32 if that has none. The prompt is the question
+    alone, unless a stage saved another one.
     """
     path = folder / PIPELINE_FILE
     saved = jsonl.read_json(path) if path.is_file() else {}
@@ -308,6 +311,7 @@ def _read(
     base = local_model(config.base)
     if Path(base).is_dir():
         require_model_folder(Path(base))
+    options = _quantised_loading(quantise, dtype) if quantise else {}
     with _explain_loading_errors(base):
         model, loading = AutoModelForCausalLM.from_pretrained(
             base,
@@ -315,7 +319,7 @@ def _read(
             revision=revision,
             output_loading_info=True,
             trust_remote_code=False,
-            **(_quantisation(quantise, dtype) if quantise else {}),
+            **options,
         )
         tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False)
     if quantise:
@@ -333,8 +337,8 @@ def _read(
     return Checkpoint(_to_device(model), tokenizer, config)
 
 
-def _quantisation(kind: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the arguments that load all linear layers except the output layer in 4 bits, and compute in `dtype`."""
+def _quantised_loading(kind: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return arguments of `from_pretrained`: linear layers except the output layer have 4 bits, computed in `dtype`."""
     try:
         import bitsandbytes  # noqa: F401  # transformers' error for a missing one names three packages
     except (ImportError, RuntimeError) as error:
@@ -344,17 +348,17 @@ def _quantisation(kind: str, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _require_row_for_each_token(base: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    rows, tokens = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values()) + 1
-    if tokens > rows:
-        problem = f"its tokenizer has {tokens:,} tokens and its embedding {rows:,} rows"
+    num_rows, num_tokens = len(model.get_input_embeddings().weight), max(tokenizer.get_vocab().values()) + 1
+    if num_tokens > num_rows:
+        problem = f"its tokenizer has {num_tokens:,} tokens and its embedding {num_rows:,} rows"
         raise PipelineError(f"model {base}: {problem}; resize the embedding (`resize_token_embeddings`)")
 
 
 def _to_device(model: PreTrainedModel) -> PreTrainedModel:
-    if getattr(model, "is_quantized", False):  # was loaded onto the device, by `device_map`
-        return model.eval()
-    moved: PreTrainedModel = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
-    return moved
+    model = model.eval()
+    if not getattr(model, "is_quantized", False):  # else `device_map` has loaded it onto the device
+        model = model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return model
 
 
 def save(checkpoint: Checkpoint, folder: Path, *, max_shard_size: str = "50GB") -> None:

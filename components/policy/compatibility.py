@@ -24,7 +24,7 @@ from components.shared.errors import PipelineError, is_failed_allocation
 _LAYER_TYPES = {"attention", "full_attention", "sliding_attention"}
 """Names in transformers' configs of layers that can be packed, sliding ones within their window."""
 _PROBE_LENGTHS = ((7, (4, 6, 5)), (5, (3, 6)))
-"""Tokens of each probe prompt, and of each of its completions."""
+"""For each group of probes, the tokens of the prompt and of each completion."""
 _TOLERANCE = 1e-3
 """Absolute (in nats) and relative tolerance of log-probabilities: in float32 two kernels differ by at most 1e-5."""
 _TOLERANCE_BF16 = 1e-1
@@ -36,7 +36,7 @@ states, so logits of some tens differ in their tenths. `_require_isolation` find
 def prepare_model(model: PreTrainedModel) -> None:
     """Set a model up for packed rows if these are exact for it, else for padded ones; PipelineError if neither are."""
     attention = model.config._attn_implementation
-    versions = [each._version for each in model.parameters()]  # each counts how often the weights were changed
+    num_changes = [each._version for each in model.parameters()]
     try:
         require_packed_rows(model)
     except Exception as error:  # a model that knows no layouts may raise anything
@@ -47,7 +47,7 @@ def prepare_model(model: PreTrainedModel) -> None:
         vars(model.get_output_embeddings()).pop("forward", None)
         reason = str(error) if isinstance(error, PipelineError) else f"{type(model).__name__} takes no layout"
         _require_trainable_in_padded_rows(use_padded_rows(model, reason))
-        if versions != [each._version for each in model.parameters()]:  # as RWKV does, outside of training mode
+        if num_changes != [each._version for each in model.parameters()]:  # by RWKV, outside of training mode
             raise PipelineError(
                 f"{type(model).__name__} cannot be trained here: it changes its weights as it reads"
             ) from None
@@ -58,7 +58,8 @@ def _probes(model: PreTrainedModel) -> list[TokenSequence]:
 
     Their last tokens differ, which reveals a layer that reads the preceding token of the row, not of the sequence.
     """
-    draw = partial(random.Random(0).choices, range(len(model.get_input_embeddings().weight)))
+    vocabulary = range(len(model.get_input_embeddings().weight))
+    draw = partial(random.Random(0).choices, vocabulary)
     groups = [(tuple(draw(k=prompt_length)), lengths) for prompt_length, lengths in _PROBE_LENGTHS]
     return [TokenSequence(prompt, tuple(draw(k=length))) for prompt, lengths in groups for length in lengths]
 
@@ -88,7 +89,7 @@ def require_packed_rows(model: PreTrainedModel) -> None:
 
 
 def _require_trainable_in_padded_rows(model: PreTrainedModel) -> None:
-    """Raise PipelineError if a row's log-probabilities depend on other rows or later tokens, or differ with a cache."""
+    """Raise PipelineError if a row's log-probabilities depend on other rows, later tokens or the use of a cache."""
     name, sequences = type(model).__name__, _probes(model)
     try:
         (batch,) = pack(sequences, max_tokens=10**9, device=model.device, padded=True)
@@ -99,7 +100,7 @@ def _require_trainable_in_padded_rows(model: PreTrainedModel) -> None:
         if is_failed_allocation(error):
             raise
         raise PipelineError(f"{name} cannot be trained here: {' '.join(str(error).split())[:200]}") from None
-    if not is_causal or not _are_close(model, padded_M, prefix_M):  # the second finds what depends on other rows, too
+    if not is_causal or not _are_close(model, padded_M, prefix_M):  # the second also finds effects of other rows
         raise PipelineError(f"{name} cannot be trained here: what it computes of a text depends on what follows it")
     if not is_cache_exact:
         raise PipelineError(f"{name} cannot be trained here: with its cache it computes other logits than without")
@@ -115,7 +116,7 @@ def _prefix_logprobs(model: PreTrainedModel, sequence: TokenSequence) -> Tensor:
 
 
 def _is_causal(model: PreTrainedModel, sequence: TokenSequence) -> bool:
-    """Tell whether the gradient of the prompt's logits by the embedding of each later token is exactly zero."""
+    """Tell whether later tokens leave the prompt's logits unchanged: the gradient by their embeddings is exactly 0."""
     embedded: list[Tensor] = []
 
     def embed(_layer: nn.Module, _inputs: object, output_1SD: Tensor) -> Tensor:
@@ -125,7 +126,8 @@ def _is_causal(model: PreTrainedModel, sequence: TokenSequence) -> bool:
     hook = model.get_input_embeddings().register_forward_hook(embed)
     ids = torch.tensor((*sequence.prompt_ids, *sequence.completion_ids), device=model.device)
     with torch.enable_grad():
-        model(input_ids=ids[None], use_cache=False).logits[0, : len(sequence.prompt_ids)].square().sum().backward()
+        prompt_logits_SV = model(input_ids=ids[None], use_cache=False).logits[0, : len(sequence.prompt_ids)]
+        prompt_logits_SV.square().sum().backward()
     hook.remove()
     model.zero_grad()
     grad_1SD = embedded[0].grad
@@ -134,16 +136,16 @@ def _is_causal(model: PreTrainedModel, sequence: TokenSequence) -> bool:
 
 def _is_cache_exact(model: PreTrainedModel, sequence: TokenSequence) -> bool:
     """Tell whether decoding token by token with the model's cache gives the logits of one pass over all tokens."""
-    ids = torch.tensor([sequence.prompt_ids], device=model.device)
-    length = ids.shape[1]
+    ids_1S = torch.tensor([sequence.prompt_ids], device=model.device)
     decoded = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
+        ids_1S,
+        attention_mask=torch.ones_like(ids_1S),
         generation_config=GenerationConfig(max_new_tokens=3, do_sample=False, pad_token_id=0),
         output_logits=True,
         return_dict_in_generate=True,
     )
-    one_pass_SV = model(input_ids=decoded.sequences[:, :-1], use_cache=False).logits[0, length - 1 :].float()
+    one_pass_1SV = model(input_ids=decoded.sequences[:, :-1], use_cache=False).logits
+    one_pass_SV = one_pass_1SV[0, len(sequence.prompt_ids) - 1 :].float()
     decoded_SV = torch.cat(decoded.logits).float()
     return _are_close(model, decoded_SV.log_softmax(-1), one_pass_SV.log_softmax(-1))
 
@@ -187,27 +189,29 @@ class _RecordingLayout(PackedLayout):
 def _require_attention_in_order(model: PreTrainedModel, attended: Sequence[int]) -> None:
     """Raise PipelineError unless every layer attended once, in order: samplers keep keys and values by layer."""
     config: Any = model.config.get_text_config(decoder=True)
-    if attended != list(range(config.num_hidden_layers)):
-        layers = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
-        others = [layer for number, layer in enumerate(layers) if attended.count(number) != 1]
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in others or layers}))
-        raise PipelineError(
-            f"{type(model).__name__} has layers ({kinds}) that do not attend exactly once each through transformers' "
-            "attention interface"
-        )
+    if attended == list(range(config.num_hidden_layers)):
+        return
+    layers = next((each for each in model.get_decoder().modules() if isinstance(each, nn.ModuleList)), ())
+    wrong = [layer for number, layer in enumerate(layers) if attended.count(number) != 1]
+    classes = ", ".join(sorted({type(layer).__name__ for layer in wrong or layers}))
+    raise PipelineError(
+        f"{type(model).__name__} has layers ({classes}) that do not attend exactly once each through transformers' "
+        "attention interface"
+    )
 
 
 def _require_isolation(model: LogprobModel, batch: MicroBatch) -> None:
     """Raise PipelineError if NaNs in one completion reach another: they pass through any connection of two tokens."""
     num_prompts = len(batch.layout.prompt_attention.lengths)
-    bounds = batch.layout.self_attention.query_bounds[num_prompts : num_prompts + 2]  # shared prompts come first
-    first = torch.arange(*bounds, device=batch.source_N.device)
+    # In the row, the first completion follows the shared prompts.
+    bounds = batch.layout.self_attention.query_bounds[num_prompts : num_prompts + 2]
+    completion = torch.arange(*bounds, device=batch.source_N.device)
     hook = model.model.get_input_embeddings().register_forward_hook(
-        lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, first, torch.nan)
+        lambda _layer, _inputs, embedded_1TD: embedded_1TD.index_fill(1, completion, torch.nan)
     )
     logprobs_N = model(batch).logprobs_N
     hook.remove()
-    if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, first)):
+    if not torch.equal(logprobs_N.isnan(), torch.isin(batch.source_N, completion)):
         raise PipelineError(
             f"{type(model.model).__name__} mixes tokens outside attention (such as by a convolution or a "
             "recurrence): completions of the same prompt would affect one another"

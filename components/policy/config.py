@@ -19,8 +19,8 @@ class CheckpointConfig(Config):
     keep_last: Annotated[int, Operational] = Field(2, gt=0)
     """Checkpoints that are kept; older ones are removed."""
     keep_best: bool = True
-    """Whether the result is the policy with the best validation accuracy, the earliest of several, whose checkpoint is
-    then kept as well; otherwise, and without validation, it is the policy after the last step."""
+    """Whether the result is the policy with the best validation accuracy (ties go to the earliest), whose checkpoint is
+    also kept. Otherwise, and without validation, the result is the policy after the last step."""
     grace_s: Annotated[float, Operational] = Field(600, gt=0)
     """Time to finish the step and write a checkpoint after a request to stop; after it the process exits at once."""
 
@@ -69,7 +69,7 @@ class LoraConfig(Config):
     """Names of the layers that get adapters, such as q_proj and v_proj, in every block; or `all-linear` alone."""
 
     @model_validator(mode="after")
-    def _all_is_all(self) -> "LoraConfig":
+    def _all_linear_is_alone(self) -> "LoraConfig":
         if ALL_LINEAR in self.targets and len(self.targets) > 1:
             raise ValueError(f"targets: {ALL_LINEAR} means all layers; remove it or the other targets")
         return self
@@ -81,7 +81,7 @@ class EngineConfig(Config):
     num_processes: Annotated[int, Operational] = Field(1, gt=0)
     """Processes that train together, one per GPU."""
     deadline_s: Annotated[float, Operational] = Field(1800, gt=0)
-    """Time that a process waits for the others before the run stops and names the missing ones; it has to exceed the
+    """Time that a process waits for the others before the run stops and names the missing ones. It must exceed the
     difference between the rollout times of two processes."""
     zero_stage: Annotated[Literal[0, 1, 2, 3], Operational] = 2
     """What DeepSpeed shards over processes: 0 nothing, 1 the optimizer, 2 also gradients, 3 also weights. For a single
@@ -115,15 +115,11 @@ class EngineConfig(Config):
         return "bfloat16" if self.precision == "bf16" else "float32"
 
     @model_validator(mode="after")
-    def _frozen_weights_are_quantised(self) -> "EngineConfig":
+    def _keys_fit_together(self) -> "EngineConfig":
         if self.quantise and self.lora is None:
             raise ValueError("quantise needs lora: 4-bit weights are not trained, the adapters beside them are")
         if self.quantise and self.zero_stage == 3:
             raise ValueError("quantise needs zero_stage 2 or less: 4-bit weights are not sharded")
-        return self
-
-    @model_validator(mode="after")
-    def _stage_fits(self) -> "EngineConfig":
         # Below stage 2 DeepSpeed sums the micro-batches of a bf16 model in bf16, where many small ones are lost.
         if self.precision == "bf16" and self.zero_stage < 2:
             raise ValueError("precision bf16 needs zero_stage 2 or 3")

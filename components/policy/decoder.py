@@ -18,13 +18,13 @@ from transformers.activations import SiLUActivation
 from components.policy.products import JointLinear, PackedLinear
 
 _SUPPORTED_CLASSES = {"LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"}
-"""Classes of transformers that compute what `Decoder` does."""
+"""Classes of transformers that compute the same as `Decoder`."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _Linears = type[JointLinear] | type[PackedLinear]
 
 
 def is_supported(decoder: Any) -> bool:
-    """Tell whether `Decoder` computes what the module does: its class is known, and nothing in it was replaced."""
+    """Tell whether `Decoder` computes the same as the module: its class is known, and nothing in it was replaced."""
     name, source = type(decoder).__name__, type(decoder).__module__
     if name not in _SUPPORTED_CLASSES or not source.startswith("transformers.models."):
         return False
@@ -35,6 +35,7 @@ def is_supported(decoder: Any) -> bool:
         parts += [layer.mlp, layer.input_layernorm, layer.post_attention_layernorm]
     if any(type(part).__module__ != source for part in parts):
         return False
+    # As in attention.py: a layer without this attribute has the window of its config, and None means no window.
     windows = [getattr(each, "sliding_window", getattr(each.config, "sliding_window", None)) for each in attentions]
     linears = [linear for layer in layers for linear in _layer_linears(layer)]
     parameters = list(decoder.parameters())
@@ -50,6 +51,7 @@ def is_supported(decoder: Any) -> bool:
 
 
 def _layer_linears(layer: Any) -> list[Any]:
+    """Return the linear layers for query, key, value, attention output, gate, up and down."""
     attention, mlp = layer.self_attn, layer.mlp
     linears = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
     return [*linears, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
@@ -61,18 +63,21 @@ def _is_patched(module: nn.Module) -> bool:
 
 
 def is_supported_in_training(decoder: Any) -> bool:
-    """Tell whether `Decoder` may replace the module in training, which needs all weights in this process."""
+    """Tell whether `Decoder` may replace the module in training.
+
+    It needs all weights, on the CPU, in full precision, and does not recompute activations as `recompute_layers` asks.
+    """
     if not is_supported(decoder):
         return False
     weight = decoder.embed_tokens.weight
     is_sharded = hasattr(weight, "ds_id")  # set by ZeRO 3
     recomputes = any(getattr(each, "recomputes", False) for each in decoder.modules())
-    is_exact_on_cpu = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.float64)
-    return is_exact_on_cpu and not is_sharded and not recomputes
+    is_full_precision = weight.dtype in (torch.float32, torch.float64)
+    return weight.device.type == "cpu" and is_full_precision and not is_sharded and not recomputes
 
 
 class Decoder:
-    """Computes what a module that `is_supported` does: embedding, layers, and a final norm."""
+    """Computes the same as a transformers module that `is_supported`: embedding, layers, and a final norm."""
 
     def __init__(self, decoder: Any, linears: _Linears = JointLinear) -> None:
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
@@ -82,7 +87,9 @@ class Decoder:
     def __call__(self, ids_T: Tensor, positions_T: Tensor, layout: Any, places_U: Tensor | None = None) -> Tensor:
         """Return the hidden states of a row of tokens, (T, M), or at `places_U` alone, (U, M)."""
         hidden_TM = self._embed(ids_T)
-        rotation_T1C = _rotation(*self._rotary(hidden_TM, positions_T[None]))
+        # transformers repeats the C angles in the second half of D.
+        cos_1TC, sin_1TC = (each.chunk(2, dim=-1)[0] for each in self._rotary(hidden_TM, positions_T[None]))
+        rotation_T1C = torch.complex(cos_1TC, sin_1TC).transpose(0, 1)
         for layer in self._layers[:-1]:
             hidden_TM = layer(hidden_TM, rotation_T1C, layout)
         return self._norm(self._layers[-1](hidden_TM, rotation_T1C, layout, places_U))
@@ -109,6 +116,7 @@ class _Layer:
             self._heads_norm = _Norm(torch.stack(weights), attention.q_norm)
 
     def __call__(self, hidden_TM: Tensor, rotation_T1C: Tensor, layout: Any, places_U: Tensor | None = None) -> Tensor:
+        """Return the hidden states after the layer, of all tokens or of those at `places_U` alone."""
         num_queries, num_keys, num_values = self._num_heads
         heads = self._qkv(self._input_norm(hidden_TM)).unflatten(1, (-1, self._attention.head_dim))
         qk, v_TKD = heads.split((num_queries + num_keys, num_values), dim=1)
@@ -152,6 +160,7 @@ class _Norm:
     """RMS normalisation of the last dimension (arXiv 1910.07467), with one weight or one for each head."""
 
     def __init__(self, weight: Tensor, norm: Any) -> None:
+        """Take the weight, and epsilon from a norm of transformers."""
         self._weight, self._eps = weight, weight.new_tensor(norm.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -183,12 +192,6 @@ def _rms_scale(x: Tensor, eps: Tensor) -> Tensor:
     """Return (mean(x^2) + eps)^-1/2 over the last dimension, without a tensor of squares."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return torch.addcmul(eps, length, length, value=1 / x.shape[-1]).rsqrt_()
-
-
-def _rotation(cos_1TD: Tensor, sin_1TD: Tensor) -> Tensor:
-    """Return the rotation at each position as complex numbers, (T, 1, C), from transformers' repeated halves."""
-    cos_1TC, sin_1TC = (each.chunk(2, dim=-1)[0] for each in (cos_1TD, sin_1TD))
-    return torch.complex(cos_1TC, sin_1TC).transpose(0, 1)
 
 
 def _rotate(x_THD: Tensor, rotation_T1C: Tensor) -> Tensor:

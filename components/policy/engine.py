@@ -47,7 +47,7 @@ class _Recomputed:
 
 
 def recompute_layers(model: nn.Module) -> None:
-    """Make the layers of a transformers model recompute activations; the library does so only in training mode."""
+    """Make the layers of a transformers model recompute activations; by itself it does so only in training mode."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         problem = "the layers of this model cannot be recomputed; set it to false"
@@ -71,13 +71,15 @@ class Engine(Generic[_Batch, _Output]):
         """
         if saved:
             load_parameters(model, saved)
-        # Dropout, jitter or noise would give other log-probabilities than in sampling.
+        # In training mode, dropout or noise would give other log-probabilities than in sampling.
         model.eval()
         if config.gradient_checkpointing:
             recompute_layers(model)
         self.ranks = init_ranks(config)
         self.config = config
-        self._zero_stage = _useful_zero_stage(config, self.ranks.world_size)
+        # For a single process, stages 1 and 2 serve only bf16 weights and offloading.
+        needs_zero = config.precision == "bf16" or config.offload != "none" or config.zero_stage == 3
+        self._zero_stage = config.zero_stage if needs_zero or self.ranks.world_size > 1 else 0
         self._loss, self._norm = 0.0, math.nan
         parameters = [parameter for _, parameter in trained(model)]
         self._engine, self._optimizer, _, _ = import_deepspeed().initialize(
@@ -92,7 +94,7 @@ class Engine(Generic[_Batch, _Output]):
         if self._zero_stage == 0:
             # Without ZeRO, DeepSpeed clips but does not report the norm, so the gradient is clipped here.
             self._optimizer.register_step_pre_hook(self._clip_gradient)
-            # With one process it would copy all gradients for an average over itself.
+            # A single process would copy all gradients to average them over itself.
             self._engine.enable_backward_allreduce = self.ranks.world_size > 1
         self._state = OptimizerState(self._engine.module, self._optimizer, self._zero_stage, self.ranks)
         if saved:
@@ -112,8 +114,8 @@ class Engine(Generic[_Batch, _Output]):
     def step(self, learning_rate: float) -> dict[str, float]:
         """Update the weights with the accumulated gradient; return the metrics of the step.
 
-        NonFiniteError if the loss is not finite, before the update, or if the gradient norm is not, which is known only
-        after the update: the weights must not be saved then.
+        NonFiniteError if the loss is not finite, before the update, or if the norm of the gradient is not, which is
+        known only after the update: the weights must not be saved then.
         """
         # The loss of all processes, so that they stop together or not at all.
         loss = sum(self.ranks.all_gather(self._loss, "the end of the backward pass"))
@@ -147,14 +149,15 @@ class Engine(Generic[_Batch, _Output]):
         load_parameters(self._engine.module, file)
 
     def _clip_gradient(self, *_: object) -> None:
+        """Clip the gradient to `max_gradient_norm`, and store its norm before."""
         parameters = [each for _, each in trained(self._engine.module)]
         for parameter in parameters:
-            # Parameters that text does not reach, such as of vision, get an optimizer state too, as they do under ZeRO.
+            # Parameters without a gradient, such as those for images, get an optimizer state too, as under ZeRO.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
         self._norm = float(norm)
-        if not self._norm <= self.config.max_gradient_norm:  # also true of NaN
+        if not self._norm <= self.config.max_gradient_norm:  # not `>`, which NaN would pass
             torch.nn.utils.clip_grads_with_norm_(parameters, self.config.max_gradient_norm, norm)
 
 
@@ -187,13 +190,8 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def _useful_zero_stage(config: EngineConfig, num_processes: int) -> int:
-    """Return the ZeRO stage to use: 0 for a single process unless its bf16 weights or its offloading need ZeRO."""
-    needs_zero = num_processes > 1 or config.precision == "bf16" or config.offload != "none" or config.zero_stage == 3
-    return config.zero_stage if needs_zero else 0
-
-
 def _deepspeed_config(model: nn.Module, config: EngineConfig, zero_stage: int) -> dict[str, Any]:
+    """Return the configuration with which DeepSpeed trains the model."""
     # Buffers are no larger than the model: DeepSpeed allocates each at this size, a gigabyte by default.
     bucket_size = min(sum(parameter.numel() for _, parameter in trained(model)), _MAX_BUCKET_SIZE)
     offloaded = {"none": (), "optimizer": ("offload_optimizer",), "all": ("offload_optimizer", "offload_param")}

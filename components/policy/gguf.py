@@ -21,7 +21,9 @@ _KEYS = ("name", "license", "file_type")
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model, its tokenizer and a model card with the licence into a new folder."""
+    """Write the model, its tokenizer and a model card with its name and licence into a new folder."""
+    from gguf import GGUFReader, LlamaFileType  # transformers reads with it, too
+
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
@@ -34,21 +36,15 @@ def convert(file: Path, folder: Path) -> None:
     model.generation_config = GenerationConfig(eos_token_id=config.eos_token_id)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
-    card = _CARD.format(file=file.name, **_metadata(file))
-    (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def _metadata(file: Path) -> dict[str, str]:
-    """Return the name, the licence and the weight type that a GGUF file records."""
-    from gguf import GGUFReader, LlamaFileType  # transformers reads with it, too
-
     fields = GGUFReader(file).fields
     values = {key: fields[f"general.{key}"].contents() for key in _KEYS if f"general.{key}" in fields}
-    return {
-        "name": str(values.get("name", file.stem)),
-        "licence": str(values.get("license", "unknown")),
-        "type": LlamaFileType(values["file_type"]).name if "file_type" in values else "unknown",
-    }
+    card = _CARD.format(
+        file=file.name,
+        name=values.get("name", file.stem),
+        licence=values.get("license", "unknown"),
+        type=LlamaFileType(values["file_type"]).name if "file_type" in values else "unknown",
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,40 +49,40 @@ class LogprobModel(nn.Module):
         inputs = (self._hidden(batch), batch.target_N)
         if token_loss is None:
             return TokenLogprobs(*self.head(*inputs))
-        options = {"term": term, "teacher": term.teacher.logits_of(batch)} if term else {}
         if is_sum:
-            fused: Tensor = self.head(*inputs, token_loss, **options)
+            fused: Tensor = self.head(*inputs, token_loss, term=term)
             return fused
         loss = token_loss(TokenLogprobs(*self.head(*inputs)), slice(len(batch.target_N)))
-        return loss + self.head(*inputs, **options) if term else loss
+        return loss + self.head(*inputs, term=term) if term else loss
 
     def _forward_padded(
         self, batch: MicroBatch, token_loss: TokenLoss | None, term: TeacherTerm | None
     ) -> TokenLogprobs | Tensor:
-        """Do the same as `forward` for a model that needs padded rows, from all logits at once."""
-        logits_NV = self._padded_logits(batch)
+        """Return the same as `forward` for a model that needs padded rows, computed from all logits at once."""
+        logits_NV = token_logits(self.model, batch) / self.temperature
         scores = TokenLogprobs(*token_scores(logits_NV, batch.target_N, with_entropy=self.with_entropy))
         if token_loss is None:
             return scores
         loss = token_loss(scores, slice(len(batch.target_N)))
-        return loss + _padded_divergence(logits_NV, batch, term) if term else loss
+        if term:
+            logprobs_NV, teacher_NV = logits_NV.log_softmax(-1), term.teacher_logits(slice(None)).log_softmax(-1)
+            kl_N = (logprobs_NV.exp() * (logprobs_NV - teacher_NV)).sum(-1)
+            term.kl_N = kl_N.detach()
+            loss = loss + (term.weight_N * kl_N).sum()
+        return loss
 
     def logits_of(self, batch: MicroBatch) -> Callable[[slice], Tensor]:
         """Return a function that computes logits / temperature of a slice of the tokens, (C, V), without gradient."""
         with torch.no_grad():
             if self.head is None:
-                return self._padded_logits(batch).__getitem__
+                return (token_logits(self.model, batch) / self.temperature).__getitem__
             return self.head.logits(self._hidden(batch), batch.target_N)
-
-    def _padded_logits(self, batch: MicroBatch) -> Tensor:
-        """Return logits / temperature of a model that needs padded rows, (N, V)."""
-        return token_logits(self.model, batch) / self.temperature
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
         """Return the hidden states that completion tokens are predicted from, (N, D)."""
         decoder = self.model.get_decoder()
         if is_supported_in_training(decoder):
-            # All completions of a prompt start from its last token, which is computed once.
+            # The last token of a prompt predicts the first one of each of its completions: compute it once.
             source_U, place_N = torch.unique(batch.source_N, return_inverse=True)
             return Decoder(decoder)(batch.input_ids_T, batch.position_ids_T, batch.layout, source_U)[place_N]
         hidden_1TD: Tensor = decoder(
@@ -103,12 +103,3 @@ def completion_logprobs(
     for batch in batches:
         logprobs_M[batch.token_N] = model(batch).logprobs_N.double()
     return logprobs_M
-
-
-def _padded_divergence(logits_NV: Tensor, batch: MicroBatch, term: TeacherTerm) -> Tensor:
-    """Return the teacher's term from all logits at once; store the divergence of each token in `term.kl_N`."""
-    logprobs_NV = logits_NV.log_softmax(-1)
-    teacher_NV = term.teacher.logits_of(batch)(slice(None)).log_softmax(-1)
-    kl_N = (logprobs_NV.exp() * (logprobs_NV - teacher_NV)).sum(-1)
-    term.kl_N = kl_N.detach()
-    return (term.weight_N * kl_N).sum()

@@ -42,8 +42,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig | None, *, seed: int
             f"engine.lora.targets: {type(model).__name__} has no layer `{unknown[0]}` to adapt; "
             f"accepted: {', '.join(dict.fromkeys(layers.values()))}, or {ALL_LINEAR} for all of them"
         )
-    is_every_layer = config.targets == [ALL_LINEAR]
-    targets = [path for path, name in layers.items() if is_every_layer or name in config.targets]
+    has_all_layers = config.targets == [ALL_LINEAR]
+    targets = [path for path, name in layers.items() if has_all_layers or name in config.targets]
     settings = peft.LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # PEFT draws the adapters on the CPU, also for a model on a GPU
@@ -59,7 +59,7 @@ def with_named_targets(config: LoraConfig, model: PreTrainedModel) -> LoraConfig
 
 
 def _linear_layers(model: PreTrainedModel) -> dict[str, str]:
-    """Return the layers that can have adapters, by path, with the last part of the path: their name in a block."""
+    """Return the path of each layer that can have adapters, with its name in a block: the last part of the path."""
     # Not the output layer (`score` in a classifier): training reads only its weight, so an adapter would never run.
     head = getattr(model, "score", None) or model.get_output_embeddings()
     paths = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
@@ -93,14 +93,15 @@ def merged_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
 @torch.no_grad()
 def save_adapters(model: PreTrainedModel, folder: Path) -> None:
     """Write adapters for PEFT and vLLM: with B times alpha / rank and alpha = rank, so that loaders do not scale."""
-    layers: list[tuple[str, Any]] = [(path, layer) for path, layer in model.named_modules() if hasattr(layer, "lora_A")]
+    layers: dict[str, Any] = {path: layer for path, layer in model.named_modules() if hasattr(layer, "lora_A")}
     tensors: dict[str, Tensor] = {}
-    for path, layer in layers:
+    for path, layer in layers.items():
         b_OR = layer.lora_B[_ADAPTER].weight * layer.scaling[_ADAPTER]
         tensors[f"{SAVED_PREFIX}{path}.lora_A.weight"] = layer.lora_A[_ADAPTER].weight.detach().contiguous()
         tensors[f"{SAVED_PREFIX}{path}.lora_B.weight"] = b_OR.contiguous()
     safetensors.torch.save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    targets, rank = sorted({path.rpartition(".")[2] for path, _ in layers}), layers[0][1].r[_ADAPTER]
+    targets = sorted({path.rpartition(".")[2] for path in layers})
+    rank = next(iter(layers.values())).r[_ADAPTER]  # all layers have the same
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank, "target_modules": targets}
     jsonl.write_json(folder / "adapter_config.json", settings)
 
@@ -119,23 +120,17 @@ def _merged_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in model.state_dict().items():
         if ".weight." in name or ".lora_" in name:  # quantisation constants, or adapters
             continue
-        weight = _full_weight(parameters.get(name, tensor), tensor)
+        weight = tensor
+        quantisation = getattr(parameters.get(name), "quant_state", None)
+        if quantisation is not None:
+            from bitsandbytes.functional import dequantize_4bit
+
+            weight = dequantize_4bit(tensor, quantisation)  # to its original type, as the model computes with it
         # PEFT names the tensors of an adapted layer LAYER.base_layer.weight and LAYER.base_layer.bias.
         layer, _, tensor_name = name.partition(".base_layer.")
         if tensor_name == "weight":
             weight = _merged(model.get_submodule(layer), weight)
         yield name.replace(".base_layer.", "."), weight
-
-
-def _full_weight(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """Return a weight as the model computes with it: a quantised one is dequantised to its original type."""
-    state = getattr(parameter, "quant_state", None)
-    if state is None:
-        return tensor
-    from bitsandbytes.functional import dequantize_4bit
-
-    full: Tensor = dequantize_4bit(tensor, state)
-    return full
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ _NUM_STEPS = "num_steps"
 
 
 class OptimizerState:
-    """The optimizer state of all processes, which have to make each call together."""
+    """The optimizer state of all processes, which make each call together."""
 
     def __init__(self, module: nn.Module, optimizer: Any, zero_stage: int, ranks: Ranks) -> None:
         """Take the module that DeepSpeed trains, and the optimizer that it returned for it."""
@@ -51,7 +51,7 @@ class OptimizerState:
                 groups = [group["params"] for group in self._base.param_groups]
                 if self._zero_stage == 3:  # the optimizer has this process's part of all parameters as flat tensors
                     groups = [self._optimizer.fp32_partitioned_groups_flat]
-                # Torch creates the moments in the first step only: create them here, and fill them below.
+                # Torch would create the moments in the first step: create them here, and fill them below.
                 for tensor in chain(*groups):
                     moments = {key: torch.zeros_like(tensor) for key in _MOMENTS}
                     self._base.state[tensor] = {"step": num_steps.clone(), **moments}
@@ -61,12 +61,13 @@ class OptimizerState:
                     self._set(parameter, key, saved.get_tensor(f"{name}/{key}"))
 
     def _link(self) -> None:
-        """Make DeepSpeed find all optimizer state: by itself it looks once, when only the first group has any."""
+        """Make DeepSpeed find all optimizer state; by itself it looks only once, when only the first group has any."""
         if self._zero_stage in (1, 2):
             self._optimizer._hp_optimizer_states_linked = False
             self._optimizer._lazy_init_hp_params_optimizer_state()
 
     def _get(self, parameter: nn.Parameter, key: str) -> Tensor:
+        """Return the full weight or moment of a parameter."""
         from deepspeed import utils
 
         full: Tensor
@@ -83,7 +84,7 @@ class OptimizerState:
         from deepspeed import utils
 
         if self._zero_stage == 0:
-            if key != "weight":  # `load_parameters` has set the weights, which are not copied without ZeRO
+            if key != "weight":  # without ZeRO there is no other copy of the weights, which `load_parameters` has set
                 self._optimizer.state[parameter][key].copy_(value)
         elif self._zero_stage == 3:
             # A parameter is cut into equal parts, one for each process; the last one is padded with zeros.
@@ -102,10 +103,10 @@ class OptimizerState:
 
 @torch.no_grad()
 def load_parameters(module: nn.Module, file: Path) -> None:
-    """Set the trained weights of a module to those of a saved state; PipelineError if it is of another model."""
+    """Set the trained weights of a module to those of a saved state; PipelineError if that is of another model."""
     with safe_open(file, framework="pt") as saved:
         names = set(saved.keys())
-        keys = _keys(any(name.endswith(_MOMENTS) for name in names))
+        keys = _keys(has_moments=any(name.endswith(_MOMENTS) for name in names))
         shapes = {f"{name}/{key}": list(parameter.shape) for name, parameter in trained(module) for key in keys}
         differing = sorted({*shapes, _NUM_STEPS} ^ names)
         if differing:

@@ -11,21 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from components.policy.products import onednn_product
 
-if TYPE_CHECKING:
-    from components.policy.logprobs import LogprobModel  # imports this module
-
 _CHUNK_ELEMENTS = 8_388_608
-"""Logits of a chunk on CPUs, 32 MiB: enough tokens for the full rate of the matrix products."""
+"""Logits of a chunk on CPUs, 32 MiB: enough tokens for fast matrix products."""
 _CUDA_CHUNK_ELEMENTS = 134_217_728
-"""Logits of a chunk on GPUs, half a GiB. Each chunk reads the weight and, if it is trained, updates its whole gradient:
-gigabytes of traffic, which a chunk of few tokens would not be worth."""
+"""Logits of a chunk on GPUs, half a GiB. Each chunk reads the weight and, if it is trained, updates its whole gradient,
+which is gigabytes of memory traffic: so there are few chunks, of many tokens."""
 _MIN_CHUNK_TOKENS = 64
 """Minimum tokens of a chunk, for large vocabularies: each chunk reads the whole weight."""
 
@@ -42,14 +39,15 @@ class TokenLogprobs:
 
 
 TokenLoss = Callable[[TokenLogprobs, slice], Tensor]
-"""Returns the summed loss of the tokens in a slice of the N, from their scores; differentiable by `logprobs_N`."""
+"""Returns the summed loss of the tokens in a slice of the N, given their scores; differentiable by `logprobs_N`."""
 
 
 @dataclass
 class TeacherTerm:
     """A term of the loss that draws the model to a frozen one: sum over tokens of weight * KL(pi || pi_teacher)."""
 
-    teacher: "LogprobModel"
+    teacher_logits: Callable[[slice], Tensor]
+    """Returns the teacher's logits / temperature of the tokens in a slice of the N, (C, V)."""
     weight_N: Tensor
     kl_N: Tensor | None = None
     """KL(pi || pi_teacher) of each token in nats, once the loss is computed."""
@@ -73,22 +71,21 @@ class TokenHead(nn.Module):
         token_loss: TokenLoss | None = None,
         *,
         term: TeacherTerm | None = None,
-        teacher: Callable[[slice], Tensor] | None = None,
     ) -> tuple[Tensor, Tensor] | Tensor:
         """Return log pi(target) and the entropy of pi in nats, each (N,), for pi = softmax(logits / temperature).
 
         Only the first is differentiable. They are computed in float32 at least: a bfloat16 softmax is where samplers
         and trainers disagree most. The entropy is NaN without `with_entropy`, which takes time.
 
-        With a `token_loss`, or a `term` and the logits of its `teacher`, return the sum of these losses instead.
+        With a `token_loss` or a `term`, return the sum of these losses instead.
         """
         arguments = (hidden_ND, self.weight, self.bias, target_N, self.temperature)
         losses: list[_ChunkLoss] = []
         if token_loss is not None:
             losses.append(partial(_token_loss_of_chunk, token_loss, self.with_entropy))
-        if term is not None and teacher is not None:
+        if term is not None:
             term.kl_N = torch.empty_like(target_N, dtype=torch.promote_types(hidden_ND.dtype, torch.float32))
-            losses.append(partial(_divergence_of_chunk, term, teacher))
+            losses.append(partial(_divergence_of_chunk, term))
         if losses:
             loss: Tensor = _FusedLoss.apply(*arguments, losses)  # type: ignore[no-untyped-call]
             return loss
@@ -129,7 +126,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         gradients = _Gradients(head, with_weight=ctx.needs_input_grad[1])
         for rows in head.chunks:
             probabilities_CV = head.logits(rows).sub_(lse_N[rows, None]).exp_()
-            gradients.add(rows, *head.errors(rows, probabilities_CV), -grad_logprobs_N[rows])
+            gradients.add(rows, *head.nll_gradients(rows, probabilities_CV), -grad_logprobs_N[rows])
         return *gradients.all, None, None, None
 
 
@@ -163,7 +160,7 @@ class _FusedLoss(torch.autograd.Function):
         factor = float(grad_loss)  # the number of processes: see `Engine.backward`
         gradients = ctx.saved_tensors
         if factor != 1:
-            gradients = [each if each is None else each.mul_(factor) for each in gradients]
+            gradients = [None if each is None else each.mul_(factor) for each in gradients]
         return *gradients, None, None, None
 
 
@@ -175,25 +172,23 @@ def _token_loss_of_chunk(
     token_loss: TokenLoss, with_entropy: bool, head: "_Head", rows: slice
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the loss of a chunk and its gradient, which is that of -log pi(target) times a factor for each token."""
-    # The entropy follows from that gradient without a pass over the logits, unless a GPU has rounded it.
+    # The entropy follows from the gradient of -log pi(target) without a pass over the logits, unless a GPU rounds it.
     is_entropy_derived = with_entropy and not _rounds_factors(head.weight_VD)
     logprobs_C, entropy_C, _, probabilities_CV = head.score(rows, with_entropy=with_entropy and not is_entropy_derived)
-    errors_CV, errors_CD = head.errors(rows, probabilities_CV)
+    nll_grad_CV, nll_grad_CD = head.nll_gradients(rows, probabilities_CV)
     if is_entropy_derived:
-        entropy_C = head.entropy(rows, logprobs_C, errors_CV, errors_CD)
+        entropy_C = head.entropy(rows, logprobs_C, nll_grad_CV, nll_grad_CD)
     scores = TokenLogprobs(logprobs_C.requires_grad_(), entropy_C)
     with torch.enable_grad():
         loss = token_loss(scores, rows)
     (grad_C,) = torch.autograd.grad(loss, scores.logprobs_N)
-    return loss.detach(), errors_CV, errors_CD, -grad_C
+    return loss.detach(), nll_grad_CV, nll_grad_CD, -grad_C
 
 
-def _divergence_of_chunk(
-    term: TeacherTerm, teacher: Callable[[slice], Tensor], head: "_Head", rows: slice
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _divergence_of_chunk(term: TeacherTerm, head: "_Head", rows: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the teacher's term for a chunk and its gradient; store the divergence of each token in `term.kl_N`."""
     logprobs_CV = head.logits(rows).log_softmax(-1)
-    difference_CV = logprobs_CV - teacher(rows).to(head.dtype).log_softmax(-1)
+    difference_CV = logprobs_CV - term.teacher_logits(rows).to(head.dtype).log_softmax(-1)
     probabilities_CV = logprobs_CV.exp_()
     kl_C = (probabilities_CV * difference_CV).sum(-1)
     assert term.kl_N is not None
@@ -226,9 +221,9 @@ class _Head:
         logits_CV = self.logits(rows)
         highest_C = logits_CV.amax(-1)
         target_C = logits_CV.gather(1, self.target_N[rows, None]).squeeze(1)
-        # On CPUs in the memory of the logits, unless the entropy needs them.
-        in_place = not with_entropy and not logits_CV.is_cuda
-        probabilities_CV = torch.softmax(logits_CV, -1, out=logits_CV if in_place else None)
+        # On CPUs the probabilities overwrite the logits, unless the entropy needs them.
+        overwrites = not with_entropy and not logits_CV.is_cuda
+        probabilities_CV = torch.softmax(logits_CV, -1, out=logits_CV if overwrites else None)
         # lse = logit - log p for every token; the likeliest token has the smallest rounding error.
         lse_C = highest_C - probabilities_CV.amax(-1).log()
         entropy_C = torch.full_like(lse_C, torch.nan)
@@ -236,20 +231,21 @@ class _Head:
             entropy_C = lse_C - logits_CV.mul_(probabilities_CV).sum(-1)
         return target_C - lse_C, entropy_C, lse_C, probabilities_CV
 
-    def errors(self, rows: slice, probabilities_CV: Tensor) -> tuple[Tensor, Tensor]:
+    def nll_gradients(self, rows: slice, probabilities_CV: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of -log pi(target) by logits, (C, V), and by hidden states, (C, D), at temperature 1.
 
         The first, pi_v - [v = target], overwrites the probabilities.
         """
         target_C1 = self.target_N[rows, None]
-        errors_CV = probabilities_CV.scatter_add_(1, target_C1, probabilities_CV.new_full(target_C1.shape, -1.0))
-        return errors_CV, _product(errors_CV, self.weight_VD)
+        grad_CV = probabilities_CV.scatter_add_(1, target_C1, probabilities_CV.new_full(target_C1.shape, -1.0))
+        return grad_CV, _product(grad_CV, self.weight_VD)
 
-    def entropy(self, rows: slice, logprobs_C: Tensor, errors_CV: Tensor, errors_CD: Tensor) -> Tensor:
+    def entropy(self, rows: slice, logprobs_C: Tensor, nll_grad_CV: Tensor, nll_grad_CD: Tensor) -> Tensor:
         """Return the entropy in nats: -log pi(target) - sum_v (pi_v - [v = target]) logit_v."""
-        sum_C = (errors_CD * self.hidden_ND[rows]).sum(-1)
+        # The sum over logits W h + b is a sum over hidden states, and one over the bias.
+        sum_C = (nll_grad_CD * self.hidden_ND[rows]).sum(-1)
         if self.bias_V is not None:
-            sum_C += errors_CV @ self.bias_V.to(self.dtype)
+            sum_C += nll_grad_CV @ self.bias_V.to(self.dtype)
         return -logprobs_C - sum_C / self.temperature
 
 
@@ -283,9 +279,9 @@ class _Gradients:
 
 
 def _chunks(num_tokens: int, vocabulary_size: int, device_type: str) -> list[slice]:
-    """Split the tokens into equal chunks: the logits suit the device, with at least `_MIN_CHUNK_TOKENS` tokens."""
-    elements = _CUDA_CHUNK_ELEMENTS if device_type == "cuda" else _CHUNK_ELEMENTS
-    max_tokens = max(_MIN_CHUNK_TOKENS, elements // vocabulary_size)
+    """Return chunks of about equal numbers of tokens, as few as the memory for the logits of one chunk allows."""
+    max_logits = _CUDA_CHUNK_ELEMENTS if device_type == "cuda" else _CHUNK_ELEMENTS
+    max_tokens = max(_MIN_CHUNK_TOKENS, max_logits // vocabulary_size)
     num_chunks = max(1, math.ceil(num_tokens / max_tokens))
     size = max(1, math.ceil(num_tokens / num_chunks))
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]

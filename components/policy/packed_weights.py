@@ -27,26 +27,26 @@ def packed_weights(model: PreTrainedModel) -> Iterator[None]:
     compute in another way, such as quantised or adapted ones, are not replaced, nor is the decoder that has them.
     """
     forwards = _packed_forwards(model)
-    replaced = {module: vars(module)["forward"] for module in forwards if "forward" in vars(module)}
+    previous = {module: vars(module).get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
             vars(module)["forward"] = forward
         yield
     finally:
-        for module in forwards:
-            vars(module).pop("forward", None)
-        for module, forward in replaced.items():
-            vars(module)["forward"] = forward
+        for module, own_forward in previous.items():
+            del vars(module)["forward"]
+            if own_forward is not None:
+                vars(module)["forward"] = own_forward
 
 
 def _packed_forwards(model: PreTrainedModel) -> dict[nn.Module, Callable[..., Any]]:
-    """Return the modules to compute with packed weights, each with its new `forward`."""
+    """Return a new `forward` for each module that is computed with packed weights."""
     forwards: dict[nn.Module, Callable[..., Any]] = {}
     decoder, output = model.get_decoder(), model.get_output_embeddings()
     if is_supported(decoder) and all(suits_onednn(parameter) for parameter in decoder.parameters()):
         forwards[decoder] = _decoder_forward(Decoder(decoder, PackedLinear))
     for module in [output] if decoder in forwards else model.modules():
-        # Only the output layer may have its own forward: that of `use_float32_logits`, which is the same in float32.
+        # The output layer alone may have an own forward: that of `use_float32_logits` computes the same in float32.
         is_plain = type(module) is nn.Linear and (module is output or "forward" not in vars(module))
         if is_plain and suits_onednn(module.weight) and module.weight.numel() >= _MIN_PACKED_ELEMENTS:
             forwards[module] = PackedLinear(module)
@@ -56,6 +56,7 @@ def _packed_forwards(model: PreTrainedModel) -> dict[nn.Module, Callable[..., An
 
 
 def _is_half_on_cpu(weight: Tensor) -> bool:
+    """Tell whether a weight is in half precision on the CPU, and not quantised."""
     is_plain = type(weight.data) is Tensor  # quantised tensors have other classes
     return is_plain and weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float16)
 
@@ -71,7 +72,7 @@ def _float32_forward(output: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 def _decoder_forward(decoder: Decoder) -> Callable[..., BaseModelOutputWithPast]:
-    """Return `decoder` with the interface of the module that it replaces, for batches of one row."""
+    """Return a forward that calls `decoder` with the arguments of the module that it replaces, for one row."""
 
     def forward(*, input_ids: Tensor, position_ids: Tensor, layout: Any, use_cache: bool) -> BaseModelOutputWithPast:
         assert not use_cache, "the layout keeps keys and values"

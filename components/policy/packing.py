@@ -51,7 +51,7 @@ class TokenSequence:
         return tuple(self.completion_ids[place] for place in self.sampled_places)
 
     def length_to(self, num_sampled: int) -> int:
-        """Return the completion tokens up to and including the `num_sampled`-th sampled one, from 1."""
+        """Return the number of completion tokens up to the `num_sampled`-th sampled one (from 1), which counts too."""
         return self.sampled_places[num_sampled - 1] + 1
 
     @property
@@ -67,8 +67,8 @@ class TokenSequence:
         branches, sampled_places = [], self.sampled_places
         bounds = [0, *(place for place, _ in self.forks), len(self.completion_ids)]
         prompts = [self.prompt_ids, *(prompt_ids for _, prompt_ids in self.forks)]
-        for prompt_ids, (start, bound) in zip(prompts, pairwise(bounds), strict=True):
-            sampled = [place for place in sampled_places if start <= place < bound]
+        for prompt_ids, (start, next_start) in zip(prompts, pairwise(bounds), strict=True):
+            sampled = [place for place in sampled_places if start <= place < next_start]
             if sampled:
                 stop = sampled[-1] + 1
                 environment = tuple((a - start, b - start) for a, b in self.environment if start <= a and b <= stop)
@@ -121,10 +121,8 @@ def pack_shard(
     padded: bool = False,
     whole_sequences: bool = False,
 ) -> Shard:
-    """Pack this process's shard of the sequences at `indices` (see `pack`); groups with one prompt are not divided."""
-    own = indices
-    if ranks.world_size > 1:
-        own = _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank]
+    """Pack (see `pack`) this process's shard of the sequences at `indices`; each group is in one shard."""
+    own = _balanced_shards(sequences, indices, ranks.world_size)[ranks.rank] if ranks.world_size > 1 else indices
     batches = pack(
         sequences, max_tokens=max_tokens, device=device, indices=own, padded=padded, whole_sequences=whole_sequences
     )
@@ -161,12 +159,12 @@ def pack(
     # A part is a list of groups that stay together: all branches of a sequence, or as much of one group as fits.
     parts = [_groups(branches) for branches in chosen if whole_sequences and len(branches) > 1]
     divisible = [branches for branches in chosen if not whole_sequences or len(branches) == 1]
-    for group in _groups(_firsts_first(divisible)):
+    for group in _groups(_later_branches_last(divisible)):
         lengths = [len(branch.tokens.completion_ids) for branch in group]
-        for bin_ in _first_fit_decreasing(lengths, max_tokens - len(group[0].tokens.prompt_ids)):
-            parts.append([[group[place] for place in sorted(bin_)]])
-    bins = _first_fit_decreasing([sum(map(_num_tokens, part)) for part in parts], max_tokens)
-    return [_pack_row([group for index in bin_ for group in parts[index]], device) for bin_ in bins]
+        for places in _first_fit_decreasing(lengths, max_tokens - len(group[0].tokens.prompt_ids)):
+            parts.append([[group[place] for place in sorted(places)]])
+    rows = _first_fit_decreasing([sum(map(_num_tokens, part)) for part in parts], max_tokens)
+    return [_pack_row([group for index in row for group in parts[index]], device) for row in rows]
 
 
 class _Branch(NamedTuple):
@@ -180,6 +178,7 @@ class _Branch(NamedTuple):
 
 
 def _branches(sequences: Sequence[TokenSequence]) -> list[list[_Branch]]:
+    """Return the branches of each sequence."""
     branches_B: list[list[_Branch]] = []
     first_token = 0
     for index, sequence in enumerate(sequences):
@@ -190,7 +189,7 @@ def _branches(sequences: Sequence[TokenSequence]) -> list[list[_Branch]]:
     return branches_B
 
 
-def _firsts_first(branches_B: Sequence[list[_Branch]]) -> list[_Branch]:
+def _later_branches_last(branches_B: Sequence[list[_Branch]]) -> list[_Branch]:
     """Return the first branches of all sequences, which may share prompts, before the others, which do not."""
     later = [branch for branches in branches_B for branch in branches[1:]]
     return [branches[0] for branches in branches_B] + later
@@ -209,27 +208,27 @@ def _num_tokens(group: Sequence[_Branch]) -> int:
 def _pack_padded(units: Sequence[list[_Branch]], max_tokens: int, device: torch.device) -> list[MicroBatch]:
     """Pack branches as padded rows, longest first, which needs little padding; a unit stays in one micro-batch."""
     batches: list[list[_Branch]] = []
-    for unit in sorted(units, key=_width, reverse=True):
-        if batches and _width(batches[-1]) * (len(batches[-1]) + len(unit)) <= max_tokens:
+    for unit in sorted(units, key=_max_length, reverse=True):
+        if batches and _max_length(batches[-1]) * (len(batches[-1]) + len(unit)) <= max_tokens:
             batches[-1] += unit
         else:
             batches.append(list(unit))
-    return [_pack_row([[row] for row in rows], device, width=_width(rows)) for rows in batches]
+    return [_pack_row([[row] for row in rows], device, width=_max_length(rows)) for rows in batches]
 
 
-def _width(rows: Sequence[_Branch]) -> int:
-    return max(len(row.tokens) for row in rows)
+def _max_length(branches: Sequence[_Branch]) -> int:
+    return max(len(branch.tokens) for branch in branches)
 
 
 def _balanced_shards(sequences: Sequence[TokenSequence], indices: Sequence[int], num_shards: int) -> list[list[int]]:
-    """Assign groups to shards, the largest first, each to the shard with the fewest tokens."""
+    """Return the indices of each shard: groups are assigned, the largest first, to the shard with the fewest tokens."""
     shards: list[list[int]] = [[] for _ in range(num_shards)]
     num_tokens = [0] * num_shards
     branches_B = _branches(sequences)
     sized_groups = []
     for _, group in groupby(indices, key=lambda index: sequences[index].prompt_ids):
         members = list(group)
-        branches = _firsts_first([branches_B[index] for index in members])
+        branches = _later_branches_last([branches_B[index] for index in members])
         sized_groups.append((sum(map(_num_tokens, _groups(branches))), members))
     for size, members in sorted(sized_groups, key=lambda pair: -pair[0]):
         smallest = num_tokens.index(min(num_tokens))
@@ -239,16 +238,16 @@ def _balanced_shards(sequences: Sequence[TokenSequence], indices: Sequence[int],
 
 
 def _first_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Assign items, the largest first, to the first bin with room, else to a new one; return their indices by bin."""
+    """Return the indices of the items in each bin: the largest first, each is put into the first bin with room."""
     bins: list[list[int]] = []
     free: list[int] = []
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        place = next((number for number, left in enumerate(free) if sizes[index] <= left), len(bins))
-        if place == len(bins):
+        first = next((number for number, left in enumerate(free) if sizes[index] <= left), len(bins))
+        if first == len(bins):
             bins.append([])
             free.append(capacity)
-        bins[place].append(index)
-        free[place] -= sizes[index]
+        bins[first].append(index)
+        free[first] -= sizes[index]
     return bins
 
 
@@ -262,6 +261,7 @@ def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device, *, widt
     positions: list[int] = []
     bounds = [0]
     predictions: list[tuple[int, int, int, int]] = []
+    """Source, target, sequence and token (see `MicroBatch`) of each sampled token."""
 
     def append(tokens: Sequence[int], *, position: int) -> None:
         """Append a segment whose first token has this position in its sequence."""
@@ -270,7 +270,7 @@ def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device, *, widt
         bounds.append(len(ids))
 
     def predict(branch: _Branch, *, start: int, prompt_end: int) -> None:
-        """Record source, target, sequence and token (see `MicroBatch`) of a completion that starts at `start`."""
+        """Record the predictions of a completion at `start`; the last token of its prompt is at `prompt_end`."""
         for number, place in enumerate(branch.tokens.sampled_places):
             source = start + place - 1 if place else prompt_end
             target = branch.tokens.completion_ids[place]
@@ -286,7 +286,8 @@ def _pack_row(groups: Sequence[Sequence[_Branch]], device: torch.device, *, widt
             predict(branch, start=len(ids), prompt_end=prompt_stop - 1)
             append(branch.tokens.completion_ids, position=len(branch.tokens.prompt_ids))
         completion_bounds.append(len(ids) - prompt_bounds[-1])
-    for branch in sorted((group[0] for group in groups if len(group) == 1), key=lambda branch: len(branch.tokens)):
+    alone = [group[0] for group in groups if len(group) == 1]
+    for branch in sorted(alone, key=lambda branch: len(branch.tokens)):
         tokens = branch.tokens
         start = len(ids) + len(tokens.prompt_ids)
         predict(branch, start=start, prompt_end=start - 1)

@@ -31,7 +31,12 @@ def use_padded_rows(model: PreTrainedModel, reason: str) -> PreTrainedModel:
     setattr(model, _REASON_ATTRIBUTE, reason)
     layer = model.get_output_embeddings()
     if isinstance(layer, nn.Linear) and layer.weight.dtype in (torch.bfloat16, torch.float16):
-        setattr(layer, "forward", MethodType(_in_float32, layer))  # noqa: B010  # a method, to mypy
+
+        def float32_forward(layer: nn.Linear, hidden: Tensor) -> Tensor:
+            bias = None if layer.bias is None else layer.bias.float()
+            return nn.functional.linear(hidden.float(), layer.weight.float(), bias)
+
+        setattr(layer, "forward", MethodType(float32_forward, layer))  # noqa: B010  # a method, to mypy
     return model
 
 
@@ -41,7 +46,7 @@ def token_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     row_N, place_N = batch.source_N // batch.width, batch.source_N % batch.width
     options: dict[str, Any] = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        # The model returns logits at these positions of every row only: index them by their rank.
+        # The model then returns logits of every row at these positions alone, in ascending order.
         options["logits_to_keep"], place_N = torch.unique(place_N, return_inverse=True)
     logits_RKV = model(input_ids=ids_RS, use_cache=False, **options).logits
     logits_NV: Tensor = logits_RKV[row_N, place_N]
@@ -56,8 +61,3 @@ def token_scores(logits_NV: Tensor, target_N: Tensor, *, with_entropy: bool) -> 
         return logprobs_N, torch.full_like(logprobs_N, torch.nan)
     logprobs_NV = logprobs_NV.detach()
     return logprobs_N, -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-
-
-def _in_float32(layer: nn.Linear, hidden: Tensor) -> Tensor:
-    bias = None if layer.bias is None else layer.bias.float()
-    return nn.functional.linear(hidden.float(), layer.weight.float(), bias)

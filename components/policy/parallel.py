@@ -77,18 +77,18 @@ class Ranks:
         message = torch.frombuffer(bytearray(self._signature(self.rank, content) + content), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         distributed.all_gather(sizes, torch.tensor([len(message)]))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)  # torch's all_gather takes tensors of equal size
         padded[: len(message)] = message
         received = [torch.empty_like(padded) for _ in sizes]
         distributed.all_gather(received, padded)
         messages = [each[: int(size)].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
-        return [self._verified(rank, each) for rank, each in enumerate(messages)]
+        return [self._verified_value(rank, each) for rank, each in enumerate(messages)]
 
     def _signature(self, rank: int, content: bytes) -> bytes:
-        """Sign what a rank sends at this barrier, so that nobody else can send it, or send it again."""
+        """Return the signature of what a rank sends at this barrier: no one else can send it, nor send it again."""
         return hmac.digest(self.key, f"{self._num_barriers}/{rank}/".encode() + content, "sha256")
 
-    def _verified(self, rank: int, message: bytes) -> Any:
+    def _verified_value(self, rank: int, message: bytes) -> Any:
         """Return the value in a message of a rank; PipelineError if its signature is wrong."""
         signature, content = message[:_SIGNATURE_BYTES], message[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(rank, content)):
@@ -96,22 +96,23 @@ class Ranks:
         return pickle.loads(content)
 
     def barrier(self, what: str) -> None:
-        """Wait until every process is at `what`; RetryableError names those that are not there in time."""
+        """Wait until every process is at the point that `what` names; RetryableError names those that are late."""
         if self.world_size > 1:
             self._num_barriers += 1
             _ask_store(lambda: self._wait_at_barrier(what), what, within_s=self.deadline_s + _ANSWER_S)
 
     def _wait_at_barrier(self, what: str) -> None:
+        """Tell the store that this rank is here, and wait for the others there; errors as in `barrier`."""
         keys = [f"barrier/{self._num_barriers}/{rank}" for rank in range(self.world_size)]
         try:
             self.store.set(keys[self.rank], what)
             self.store.wait(keys, timedelta(seconds=self.deadline_s))
         except RuntimeError as error:
-            missing = self._names(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])])
+            missing = self._describe(lambda: [rank for rank, key in enumerate(keys) if not self.store.check([key])])
             if not missing:
                 raise RetryableError(f"the rendezvous store was lost at {what}: {_first_line(error)}") from error
             raise RetryableError(f"{missing} did not reach {what} within {self.deadline_s:g} s") from None
-        # All processes have reached this barrier, so none still waits for the keys of the one before the last.
+        # All processes have reached this barrier, so none still needs the keys of the barrier before the last one.
         if self._num_barriers > 2:
             self.store.delete_key(f"barrier/{self._num_barriers - 2}/{self.rank}")
 
@@ -121,29 +122,29 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if not isinstance(error, DistError) and "gloo" not in str(error):
+            if not isinstance(error, DistError) and "gloo" not in str(error):  # gloo raises RuntimeError itself
                 raise
-            lost = _ask_store(lambda: self._names(self._lost), "a collective", within_s=_SILENCE_S + _ANSWER_S)
+            lost = _ask_store(lambda: self._describe(self._find_lost), "a collective", within_s=_SILENCE_S + _ANSWER_S)
             if lost:
                 raise RetryableError(f"{lost} stopped responding") from error
             raise RetryableError(f"the processes lost their connection: {_first_line(error)}") from error
 
-    def _lost(self) -> list[int]:
+    def _find_lost(self) -> list[int]:
         """Return the ranks whose heartbeat has stopped; takes `_SILENCE_S`."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         before = [self.store.add(f"beat/{rank}", 0) for rank in others]  # adding 0 reads the counter
         time.sleep(_SILENCE_S)
         return [rank for rank, beat in zip(others, before, strict=True) if self.store.add(f"beat/{rank}", 0) == beat]
 
-    def _names(self, find: Callable[[], list[int]]) -> str:
-        """Return the found ranks as "rank 1 (host, process 7) of 2"; empty if there is none or the store is lost."""
-        names = []
-        with suppress(RuntimeError):
+    def _describe(self, find: Callable[[], list[int]]) -> str:
+        """Return the ranks that `find` finds, such as "rank 1 (host, process 7) of 2"; empty if none."""
+        descriptions = []
+        with suppress(RuntimeError):  # of a store that is lost
             for rank in find():
                 key = f"name/{rank}"  # missing for a rank that never started: `get` would wait for it
                 where = f" ({self.store.get(key).decode()})" if self.store.check([key]) else ""
-                names.append(f"rank {rank}{where}")
-        return f"{', '.join(names)} of {self.world_size}" if names else ""
+                descriptions.append(f"rank {rank}{where}")
+        return f"{', '.join(descriptions)} of {self.world_size}" if descriptions else ""
 
 
 SINGLE_PROCESS = Ranks(0, 1)
@@ -151,9 +152,9 @@ _ranks: Ranks | None = None
 
 
 def init_ranks(config: EngineConfig) -> Ranks:
-    """Return the processes that were launched together, after joining them in torch's process group.
+    """Join torch's process group, which DeepSpeed needs even for one process, and return the processes in it.
 
-    DeepSpeed needs a group even for one process. PipelineError unless as many were launched as the config says.
+    PipelineError unless as many processes were launched as the config says.
     """
     global _ranks  # noqa: PLW0603  # torch's process group is global, too
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -174,6 +175,7 @@ def set_group_timeouts() -> None:
 
 
 def _init_process_group(size: int, deadline_s: float) -> Ranks:
+    """Join the process group, and return its processes; RetryableError if they cannot connect to one another."""
     os.environ.setdefault("LOCAL_RANK", "0")
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     # Objects are exchanged by gloo between hosts, tensors by NCCL between GPUs.
@@ -188,23 +190,22 @@ def _init_process_group(size: int, deadline_s: float) -> Ranks:
         store, rank, size = next(rendezvous(url, int(os.environ["RANK"]), size, timeout=timedelta(seconds=_START_S)))
         ranks = Ranks(rank, size, max(deadline_s, _START_S), PrefixStore("ranks", store))
         ranks.store.set(f"name/{rank}", f"{socket.gethostname()}, process {os.getpid()}")
-        heartbeat = (PrefixStore("ranks", store.clone()), rank)
-        threading.Thread(target=_beat, args=heartbeat, daemon=True).start()
+        heartbeat_store = PrefixStore("ranks", store.clone())
+        threading.Thread(target=_send_heartbeats, args=(heartbeat_store, rank), daemon=True).start()
         if rank == 0:
             ranks.store.set("key", secrets.token_hex())
         ranks.barrier("the start")
         ranks.key = ranks.store.get("key")
     except (RuntimeError, ValueError) as error:
         raise RetryableError(f"the processes could not connect to one another: {_first_line(error)}") from error
-    group = PrefixStore("group", store)
-    timeout = timedelta(seconds=deadline_s)
-    distributed.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
+    group_store, timeout = PrefixStore("group", store), timedelta(seconds=deadline_s)
+    distributed.init_process_group(backend, store=group_store, rank=rank, world_size=size, timeout=timeout)
     ranks.deadline_s = deadline_s  # the longer one was for the start
     return ranks
 
 
-def _beat(store: Store, rank: int) -> None:
-    """Send heartbeats: increase this rank's counter in the store regularly."""
+def _send_heartbeats(store: Store, rank: int) -> None:
+    """Increase this rank's counter in the store regularly."""
     with suppress(RuntimeError):  # the store ends with the process that serves it
         while True:
             store.add(f"beat/{rank}", 1)
@@ -212,7 +213,7 @@ def _beat(store: Store, rank: int) -> None:
 
 
 def _ask_store(ask: Callable[[], _Value], what: str, *, within_s: float) -> _Value:
-    """Return or raise what `ask` does; RetryableError after `within_s`, when its waiting thread is left behind."""
+    """Return the result of `ask`, or raise its error; RetryableError after `within_s`, while its thread still waits."""
     answer: Future[_Value] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
 """Products with the weights of linear layers on CPUs.
 
 torch multiplies float32 matrices with MKL, which rearranges the whole weight for each product. For a few dozen rows
-that takes longer than the product itself. oneDNN, which torch also contains, rearranges less, and nothing if the weight
-was rearranged ("packed") once: see docs/decisions/0045-products-of-few-rows.md.
+that takes longer than the product itself. oneDNN, which torch also contains, rearranges less, and nothing at all if the
+weight is already rearranged ("packed"): see docs/decisions/0045-products-of-few-rows.md.
 """
 
 from collections.abc import Sequence
@@ -84,6 +84,7 @@ class PackedLinear:
 
 
 def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None = None) -> Tensor:
+    """Return rows W' + bias + residual, without a gradient; the weight may be packed."""
     product: Tensor
     if residual is None:
         product = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
@@ -93,7 +94,7 @@ def _onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None, residual: 
 
 
 def _join(weights: Sequence[Tensor]) -> Tensor:
-    # A single weight is not copied: that of an output layer is large.
+    """Return the weights of layers as one; a single weight is not copied, as that of an output layer is large."""
     return torch.cat(list(weights)) if len(weights) > 1 else weights[0]
 
 

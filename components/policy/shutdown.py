@@ -26,10 +26,10 @@ class StopRequest:
 
 @contextmanager
 def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
-    """Record requests to stop for the block to act on; exit after `grace_s`, or at a second request.
+    """Record a request to stop, which the block acts on; exit at once after `grace_s`, or at a second request.
 
-    The last checkpoint stays valid then. A rank ignores a second request: it may be the first one again,
-    sent by a terminal and passed on by the launcher. After a true second one the launcher ends all ranks.
+    The last checkpoint stays valid then. A rank ignores a second request: it may be the first one again, which a
+    terminal has sent and the launcher has passed on. After a true second one the launcher ends all ranks.
     """
 
     def exit_now(reason: str) -> None:
@@ -38,11 +38,11 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
         say_line(f"error: stopped {reason}: {lost}; {resume}", sys.stderr)
         os._exit(RetryableError.exit_code)
 
-    def request_stop() -> None:
+    def on_first_request() -> None:
         stop.requested = True
         timer.start()
 
-    def repeat_request() -> None:
+    def on_second_request() -> None:
         if "RANK" not in os.environ:
             exit_now("at once by a second request")
 
@@ -51,7 +51,7 @@ def graceful_shutdown(grace_s: float) -> Iterator[StopRequest]:
     timer = threading.Timer(grace_s, exit_now, [timeout])
     timer.daemon = True
     try:
-        with on_stop_signal(request_stop, repeat_request):
+        with on_stop_signal(on_first_request, on_second_request):
             yield stop
     finally:
         timer.cancel()

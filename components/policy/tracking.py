@@ -1,7 +1,7 @@
 """Logs of a training: the metrics of each finished step go to live files, and to the trackers that are configured.
 
-A tracker is a class with the three methods of `Tracker` and a line in `TRACKERS`. It runs in a separate thread: a
-server that is slow or down costs a training no time, and a failure ends only that tracker.
+A tracker is a class with the three methods of `Tracker` and a line in `TRACKERS`. It runs in a separate thread, so a
+slow server costs a training no time, and a failure ends only that tracker.
 On a cluster two more trackers need no configuration: the MLflow run that Kubeflow's plugin has started, and the status
 of the TrainJob.
 """
@@ -37,10 +37,14 @@ from components.shared.live import LIVE, LiveFiles, Row
 from components.shared.progress import say
 
 _FINISH_S = {"finished": 60.0, "stopped": 10.0, "failed": 10.0}
-"""Time for a tracker to send what is left, by the status with which the training ends."""
+"""Time for a tracker to send the remaining steps, by the status with which the training ends."""
 _REQUEST_S = 10.0
 _MAX_REASON_CHARACTERS = 160
 """Length of a library's message in a warning."""
+_MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_MAX_MLFLOW_PARAMS = 100
+"""MLflow's limit of parameters in one request."""
+_JOB_STATUS_EVERY_S = 10.0
 Samples = Sequence[Mapping[str, Any]]
 """Completions that were sampled in a step, with their rewards."""
 
@@ -79,7 +83,7 @@ class Tracker(Protocol):
 class TrainingLog:
     """The live files and the trackers of a training; only the main process has any."""
 
-    def __init__(self, files: LiveFiles | None, trackers: "list[_Thread]", checkpoint_steps: int) -> None:
+    def __init__(self, files: LiveFiles | None, trackers: "list[_TrackerThread]", checkpoint_steps: int) -> None:
         self._files, self._trackers, self._checkpoint_steps = files, trackers, checkpoint_steps
 
     def step(self, row: Row, completions: Samples = ()) -> None:
@@ -103,28 +107,29 @@ def training_log(
     files.restart(rows, completions)
     flat_config = dict(flat(stage, config.model_dump(mode="json")))
     outputs = work.resolve().parents[2]  # `work` is outputs/work/STAGE/ID
-    trackers = []
+    threads = []
     for name, tracker in _trackers(config.tracking, files):
         state_file = work / LIVE / f"{name}.json"
         state = jsonl.read_json(state_file) if state_file.is_file() else {}
         steps_done = len(rows) if state else 0
         run = Run(files.name, stage, steps_done, config.num_steps, flat_config, outputs, state)
-        trackers.append(_Thread(name, tracker, run, state_file))
+        threads.append(_TrackerThread(name, tracker, run, state_file))
         for row in rows[steps_done:]:  # a tracker that is new to a resumed training gets the earlier steps too
-            trackers[-1].log(row, ())
+            threads[-1].log(row, ())
     status = "failed"
     try:
-        yield TrainingLog(files, trackers, config.checkpoint.every_steps)
+        yield TrainingLog(files, threads, config.checkpoint.every_steps)
         status = "finished"
     except StoppedError:
         status = "stopped"
         raise
     finally:
-        for each in trackers:
-            each.finish(status)
+        for thread in threads:
+            thread.finish(status)
 
 
 def _trackers(config: TrackingConfig, files: LiveFiles) -> Iterator[tuple[str, Tracker]]:
+    """Yield the name of each tracker of this training, and the tracker."""
     for name, tracker in TRACKERS.items():
         settings = getattr(config, name)
         if settings:
@@ -136,7 +141,7 @@ def _trackers(config: TrackingConfig, files: LiveFiles) -> Iterator[tuple[str, T
         yield "job_status", _JobStatus()
 
 
-class _Thread:
+class _TrackerThread:
     """The thread of a tracker, with a queue of steps to log."""
 
     def __init__(self, name: str, tracker: Tracker, run: Run, state_file: Path) -> None:
@@ -144,7 +149,7 @@ class _Thread:
         self._rows: queue.SimpleQueue[tuple[Row, Samples] | None] = queue.SimpleQueue()
         """Steps with their completions; None at the end of the training."""
         self._status = ""
-        # A daemon, so that a process that exits in another way does not wait for it.
+        # A daemon: a process that exits in another way does not wait for it.
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
@@ -231,10 +236,6 @@ class _Wandb:
 class _Mlflow:
     """A run per stage in an experiment; the tag `pipeline_run` groups them."""
 
-    _MAX_PARAMS = 100
-    """MLflow's limit of parameters in one request."""
-    _STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}  # noqa: RUF012  # a constant
-
     def __init__(self, config: MlflowConfig) -> None:
         self._config = config
 
@@ -255,8 +256,8 @@ class _Mlflow:
             created = self._client.create_run(experiment_id, tags=tags, run_name=f"{run.group}/{run.stage}")
             run.state["id"] = created.info.run_id
             params = [Param(name, value) for name, value in run.config.items()]
-            for first in range(0, len(params), self._MAX_PARAMS):
-                self._client.log_batch(run.state["id"], params=params[first : first + self._MAX_PARAMS])
+            for first in range(0, len(params), _MAX_MLFLOW_PARAMS):
+                self._client.log_batch(run.state["id"], params=params[first : first + _MAX_MLFLOW_PARAMS])
         self._id = run.state["id"]
         if run.steps_done:
             self._client.update_run(self._id, status="RUNNING")
@@ -275,11 +276,11 @@ class _Mlflow:
                 self._client.log_text(self._id, text, f"samples/step-{step:06d}.jsonl")
 
     def finish(self, status: str) -> None:
-        self._client.set_terminated(self._id, self._STATUS[status])
+        self._client.set_terminated(self._id, _MLFLOW_STATUS[status])
 
 
 class _MlflowOfKubeflow(_Mlflow):
-    """The run that Kubeflow's MLflow plugin has started for the task with its parameters, and ends with the task."""
+    """The run that Kubeflow's MLflow plugin has started for the task, with its parameters, and will end."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         super().__init__(MlflowConfig(uri=variables[MLFLOW_URI_VARIABLE]))
@@ -298,24 +299,22 @@ class _MlflowOfKubeflow(_Mlflow):
 class _JobStatus:
     """The status of the TrainJob, sent to Kubeflow Trainer: progress, time left and the latest metrics."""
 
-    _EVERY_S = 10.0
-
     def start(self, run: Run) -> None:
         url, certificates, token = (os.environ[each] for each in TRAINER_VARIABLES)
         self._url, self._token = url, Path(token)
         self._context = ssl.create_default_context(cafile=certificates) if url.startswith("https:") else None
         self._run, self._started_s, self._sent_s = run, time.monotonic(), -math.inf
-        run.state["begun"] = "true"  # a state marks the run as continued, so that earlier steps are not sent again
+        run.state["begun"] = "true"  # any state marks a run as continued, so that earlier steps are not sent again
 
     def log(self, step: int, metrics: Mapping[str, float], samples: Samples) -> None:
         now_s, num_steps = time.monotonic(), self._run.num_steps
-        if now_s - self._sent_s < self._EVERY_S and step < num_steps:
+        if now_s - self._sent_s < _JOB_STATUS_EVERY_S and step < num_steps:
             return
         self._sent_s = now_s
-        left_s = (now_s - self._started_s) / max(1, step - self._run.steps_done) * (num_steps - step)
+        step_s = (now_s - self._started_s) / max(1, step - self._run.steps_done)
         status = {
             "progressPercentage": 100 * step // num_steps,
-            "estimatedRemainingSeconds": round(left_s),
+            "estimatedRemainingSeconds": round(step_s * (num_steps - step)),
             "metrics": [{"name": name, "value": f"{value:.6g}"} for name, value in metrics.items()],
             "lastUpdatedTime": datetime.now(UTC).isoformat(timespec="seconds"),
         }

@@ -48,7 +48,7 @@ def prepare_process(seed: int) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for determinism
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True)
-    # Do not fill new buffers, as deterministic mode does against reading them unwritten: it doubles the time of a step.
+    # Deterministic mode fills each new buffer, so that none is read unwritten; this would double the time of a step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # no stub
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -62,7 +62,7 @@ def _keep_freed_memory() -> None:
     By default glibc returns large blocks to the system, which clears every page before it is used again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # other C libraries of Linux lack it
+    if mallopt is not None:  # glibc; other C libraries lack it
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)  # never return memory
 
@@ -147,8 +147,13 @@ class Resumption:
 
     def restore_random_state(self) -> None:
         """Restore this process's random generators from the loaded checkpoint, if it has as many processes."""
-        if len(self._random_states) == self._ranks.world_size:
-            _set_random_state(self._random_states[self._ranks.rank])
+        if len(self._random_states) != self._ranks.world_size:
+            return
+        state = self._random_states[self._ranks.rank]
+        random.setstate(state["python"])
+        torch.set_rng_state(state["torch"])
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
 
     def after_step(
         self,
@@ -162,11 +167,11 @@ class Resumption:
         tensors: Callable[[], Mapping[str, dict[str, Tensor]]] = dict,
         export: Callable[[Path], None] | None = None,
     ) -> None:
-        """Write a checkpoint if the step is the last, one of every few, or `due`, or if any process has to stop.
+        """Write a checkpoint if the step is the last, every `every_steps`-th or `due`, or if any process has to stop.
 
-        `values` and `tensors` return what the stage adds; all processes compute `tensors` together, and each entry
-        becomes a file. `export` may write files for other programs into a folder, while the full weights are gathered.
-        The best checkpoint is the one with the highest `score`. StoppedError, after the checkpoint, if one has to stop.
+        `values` and `tensors` return the data that the stage adds; all processes compute `tensors` together, and each
+        entry becomes a file. `export` writes files for other programs into a folder, while full weights are gathered.
+        The best checkpoint is the one with the highest `score`. After the checkpoint, StoppedError if one has to stop.
         """
         is_stopped = any(self._ranks.all_gather(stop.requested, f"the end of step {step}"))
         if not (is_stopped or due or step % self._every_steps == 0 or step == self._num_steps):
@@ -202,24 +207,18 @@ def _random_state() -> dict[str, Any]:
     return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def write_curves(folder: Path, rows: Sequence[Mapping[str, float | None]], columns: Sequence[str] = ()) -> None:
-    """Write the rows to steps.jsonl and curves.csv (the header `columns` if there are none); None is null, or empty."""
+    """Write the rows to steps.jsonl, with null for None, and curves.csv, which has `columns` if there are no rows."""
     jsonl.write_rows(folder / "steps.jsonl", (dict(row) for row in rows))
     with (folder / "curves.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=dict.fromkeys(chain(*rows)) if rows else columns, lineterminator="\n")
+        names = dict.fromkeys(chain(*rows)) if rows else columns
+        writer = csv.DictWriter(file, fieldnames=names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
 def explain_memory_for_loading(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
-    """Return a context that names the keys to change if a model, its optimizer or its reference does not fit."""
+    """Return a context whose errors name the keys to change if a model, its optimizer or reference does not fit."""
     key = f"{stage}.engine"
     remedies = [f"set {key}.zero_stage: 3 (it is {config.zero_stage})"] if config.zero_stage < 3 else []
     if config.offload != "all":
@@ -232,13 +231,13 @@ def explain_memory_for_loading(stage: str, config: EngineConfig) -> AbstractCont
 def explain_memory_for_passes(
     stage: str, config: EngineConfig, purpose: str, *more: str
 ) -> AbstractContextManager[None]:
-    """Return a context that names the keys to change if micro-batches do not fit, and `more` remedies."""
+    """Return a context whose errors name the keys to change if micro-batches do not fit, and `more` remedies."""
     lower = f"lower {stage}.engine.micro_batch_tokens (it is {config.micro_batch_tokens})"
     return explain_out_of_memory(purpose, lower, *more)
 
 
 def explain_memory_for_update(stage: str, config: EngineConfig) -> AbstractContextManager[None]:
-    """Return a context that names the keys to change if the backward pass or the optimizer step does not fit."""
+    """Return a context whose errors name the keys to change if the backward pass or optimizer step does not fit."""
     more = []
     if not config.gradient_checkpointing:
         more.append(f"set {stage}.engine.gradient_checkpointing: true")

@@ -1,4 +1,4 @@
-"""Compares what pods that run a model request with the largest node; the scheduler and Kueue report all else."""
+"""Compares the requests of training and evaluation pods with the largest node; the scheduler reports all else."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -17,23 +17,22 @@ EVALUATION_CPU = ("1", "4")
 """Cores that the evaluation task requests, and its limit."""
 
 
-def described(config: ClusterConfig, evaluation_gpus: int) -> dict[str, str]:
-    """Return the number and requests of training and evaluation pods, as text for the page of the run."""
-    num_pods = {"training": config.nodes, "evaluation": 1}
-    return {
-        f"{name} pods": f"{num_pods[name]} with {', '.join(_text(*each) for each in requests.items())}"
-        for name, requests in _requests(config, evaluation_gpus).items()
-    }
+def pods_in_words(config: ClusterConfig, evaluation_gpus: int) -> dict[str, str]:
+    """Return the number and the requests of training and evaluation pods, such as `2 with 3 CPUs, 1 GPU`."""
+    num_pods, words = {"training": config.nodes, "evaluation": 1}, {}
+    for name, requests in _requests(config, evaluation_gpus).items():
+        words[f"{name} pods"] = f"{num_pods[name]} with {', '.join(_text(*each) for each in requests.items())}"
+    return words
 
 
 def too_large_for_nodes(api: client.ApiClient, config: ClusterConfig, evaluation_gpus: int) -> Iterator[str]:
-    """Yield a line, with the key to change, for each request that is above the largest node, or for missing labels."""
-    listed = read("nodes", client.CoreV1Api(api).list_node)
-    if not listed or not listed.items or config.autoscaling:
+    """Yield a line for each request that is above the largest node, or if no node has the labels."""
+    answer = read("nodes", client.CoreV1Api(api).list_node)
+    if not answer or not answer.items or config.autoscaling:
         return
-    nodes = [node for node in listed.items if config.labels.items() <= (node.metadata.labels or {}).items()]
+    nodes = [node for node in answer.items if config.labels.items() <= (node.metadata.labels or {}).items()]
     if not nodes:
-        yield _missing_labels(config, listed.items)
+        yield _missing_labels(config, answer.items)
         return
     for name, requests in _requests(config, evaluation_gpus).items():
         for resource, amount in requests.items():
@@ -62,10 +61,10 @@ def _requests(config: ClusterConfig, evaluation_gpus: int) -> dict[str, dict[str
 
 
 def _missing_labels(config: ClusterConfig, nodes: list[Any]) -> str:
-    """Say that no node has all of the labels, and which values of one wrong label the nodes have."""
+    """Return a line which says that no node has all labels, with the values that nodes have of one of them."""
     labels = [node.metadata.labels or {} for node in nodes]
     missing = [name for name, value in config.labels.items() if value not in {each.get(name) for each in labels}]
-    name = (missing or list(config.labels))[0]  # the first label, if nodes have each but never all of them
+    name = (missing or list(config.labels))[0]  # the first one, if each label is on some node but no node has all
     key = "gpu_type" if name == GPU_TYPE_LABEL and config.gpu_type else "node_selector"
     values = ", ".join(sorted({each[name] for each in labels if name in each})) or "none"
     wanted = ", ".join(f"{name}={value}" for name, value in config.labels.items())

@@ -37,7 +37,7 @@ QUEUE = (
 
 
 def read(name: str, request: Callable[..., Any], *location: str) -> Any:
-    """Return the object that `request` returns; None if it does not exist, False without permission to read it."""
+    """Return the answer to `request`; None if the object does not exist, False without permission to read it."""
     try:
         return request(*location)
     except client.ApiException as error:
@@ -57,13 +57,14 @@ def runtime(api: client.ApiClient, namespace: str, name: str, grace_s: float | N
         yield f"namespace {namespace} has no TrainingRuntime {name}; apply an overlay of k8s/"
     if not existing or grace_s is None:
         return
-    (job,) = (each for each in existing["spec"]["template"]["spec"]["replicatedJobs"] if each["name"] == NODE)
-    killed_s = job["template"]["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
-    if grace_s + _MARGIN_S > killed_s:
+    jobs = {job["name"]: job["template"] for job in existing["spec"]["template"]["spec"]["replicatedJobs"]}
+    pod_spec = jobs[NODE]["spec"]["template"]["spec"]
+    pod_grace_s = pod_spec.get("terminationGracePeriodSeconds", _DEFAULT_GRACE_S)
+    if grace_s + _MARGIN_S > pod_grace_s:
         yield (
             f"checkpoint.grace_s: ranks have {grace_s:g} s to write a checkpoint, but the TrainingRuntime {name} has "
-            f"their pods killed after {killed_s} s; set terminationGracePeriodSeconds there to {grace_s + _MARGIN_S:g} "
-            "or more"
+            f"their pods killed after {pod_grace_s} s; set terminationGracePeriodSeconds there to "
+            f"{grace_s + _MARGIN_S:g} or more"
         )
 
 
@@ -115,7 +116,7 @@ def permissions(api: client.ApiClient, namespace: str, wanted: Iterable[tuple[st
 def dry_run(api: client.ApiClient, namespace: str, params: Params) -> Iterator[str]:
     """Check that Kubeflow Trainer is installed and accepts a training job like that of GRPO, without creating it."""
     num_processes, now = params.train_grpo.engine.num_processes, datetime.now(UTC).isoformat(timespec="seconds")
-    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)  # only its size matters here
+    job = Job(Path("/work/preflight"), "", {}, {}, {}, num_processes, grace_s=0)  # only `num_processes` matters here
     stage = ClusterStage(params.cluster, "preflight", "train_grpo", Path(params.cluster.mount))
     try:
         client.CustomObjectsApi(api).create_namespaced_custom_object(

@@ -59,8 +59,14 @@ with warnings.catch_warnings():
 
         @model_validator(mode="before")
         @classmethod
-        def _sections_share_keys(cls, sections: Any) -> Any:
-            return with_all_shared_keys(sections) if isinstance(sections, dict) else sections
+        def _take_shared_keys(cls, sections: Any) -> Any:
+            """Fill in the keys that sections take from other ones."""
+            if not isinstance(sections, dict):
+                return sections
+            filled = {
+                name: with_shared_keys(model, sections.get(name, {}), sections) for name, model in _MODELS.items()
+            }
+            return {**sections, **{name: section for name, section in filled.items() if section or name in sections}}
 
         @model_validator(mode="after")
         def _validation_uses_the_trained_model(self) -> "Params":
@@ -91,20 +97,12 @@ def load_params(path: Path) -> Params:
 
 
 def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
-    """Return a line for each error in sections, one if they share its key; `path` is named if they are from a file."""
+    """Return a line for each error in the sections of a params file; with the file and line of its key if in `path`."""
     secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
-    return secrets + [line for line in problems(Params, values, name="", path=path) if not _is_repeated(line, values)]
-
-
-def with_all_shared_keys(sections: Sections) -> Sections:
-    """Return sections with the keys filled in that they take from other sections."""
-    shared = {name: with_shared_keys(model, sections.get(name, {}), sections) for name, model in _MODELS.items()}
-    return {**sections, **{name: section for name, section in shared.items() if section or name in sections}}
-
-
-def _is_repeated(line: str, values: Sections) -> bool:
-    """Tell whether an error is about a key that was taken from another section, which has the same error."""
-    return any(f"{section}.{key}" in line and key not in values.get(section, {}) for section, key in SHARED_KEYS)
+    errors = problems(Params, values, name="", path=path)
+    for section, key in SHARED_KEYS:  # a key that is taken from another section repeats the errors there
+        errors = [line for line in errors if f"{section}.{key}" not in line or key in values.get(section, {})]
+    return secrets + errors
 
 
 def stage_sections(params: Params) -> Sections:
@@ -130,7 +128,7 @@ def _dump(values: Sections) -> str:
 
 
 def contradictions(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for each contradiction between sections; without any, for a gate of too little power."""
+    """Return a line for each contradiction between sections; if there is none, one for a gate of too little power."""
     checks = (_empty_splits, _unknown_sources, _too_few_problems, _training_conflicts, _protocol_conflicts)
     lines = [line for check in checks for line in check(params)]
     if lines or not _must_have_power(params):
@@ -139,7 +137,7 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
 
 
 def advisories(params: Params, data: Path | None = None) -> list[str]:
-    """Return a line for a gate of too little power if the params allow one; it is a warning, and stops no run."""
+    """Return a warning about a gate of too little power, if the params allow such a gate."""
     return [] if _must_have_power(params) else [*_weak_gate(params, data)]
 
 
@@ -149,19 +147,20 @@ def _must_have_power(params: Params) -> bool:
 
 def exceeded_limits(params: Params, context: int) -> Iterator[str]:
     """Yield a line for each limit that allows more tokens than the base model's `context`."""
-    model, prompt = params.train_sft.model, params.validate_data.max_prompt_tokens
-    base, evaluation = model.base, params.evaluation_tools
-    section = TOOLS if evaluation == model.tools else "evaluate.tools"
-    completions = {
+    model, prompt_tokens = params.train_sft.model, params.validate_data.max_prompt_tokens
+    base, evaluation_tools = model.base, params.evaluation_tools
+    evaluation_section = TOOLS if evaluation_tools == model.tools else "evaluate.tools"
+    limits = {
         "train_grpo.sampling.max_new_tokens": (params.train_grpo.sampling.max_new_tokens, model.tools, TOOLS),
-        "evaluate.max_new_tokens": (params.evaluate.max_new_tokens, evaluation, section),
+        "evaluate.max_new_tokens": (params.evaluate.max_new_tokens, evaluation_tools, evaluation_section),
     }
-    for key, (tokens, tools, section_of_tools) in completions.items():
+    for key, (new_tokens, tools, section) in limits.items():
         from_environment = tools.max_environment_tokens if tools else 0
-        if prompt + tokens + from_environment > context:
+        if prompt_tokens + new_tokens + from_environment > context:
             yield (
-                f"{key}: {tokens:,} tokens after a prompt of up to {prompt:,} (validate_data.max_prompt_tokens)"
-                f"{_and_observations(tools, section_of_tools)} are more than the {context:,} that {base} reads"
+                f"{key}: {new_tokens:,} tokens after a prompt of up to {prompt_tokens:,} "
+                f"(validate_data.max_prompt_tokens){_and_observations(tools, section)} are more than the {context:,} "
+                f"that {base} reads"
             )
     if params.train_sft.num_steps and params.train_sft.max_tokens > context:
         yield f"train_sft.max_tokens: is {params.train_sft.max_tokens:,}, and {base} reads {context:,} tokens"
@@ -181,11 +180,12 @@ def is_about_limits(line: str) -> bool:
 
 
 def _sources(params: Params, split: Split) -> list[str]:
-    """Return the names of the sources that have problems of a split, or may have."""
+    """Return the names of the sources with problems of a split; also of those that may have some."""
     return [source.name for source in params.prepare_data.sources if source.max_problems(split) != 0]
 
 
 def _empty_splits(params: Params) -> Iterator[str]:
+    """Yield a line for each split that a run needs and no source has."""
     keys = {Split.TRAIN: "`train`", Split.TEST: "`test`, `test_fraction`", Split.DEV: "`dev_fraction`"}
     for split in dict.fromkeys((Split.TRAIN, Split.TEST, params.evaluate.split)):
         if not _sources(params, split):
@@ -193,14 +193,14 @@ def _empty_splits(params: Params) -> Iterator[str]:
 
 
 def _unknown_sources(params: Params) -> Iterator[str]:
-    """Yield a line for each key that names a source without problems of its split, or omits the weight of one."""
+    """Yield a line for each key that names a source without problems of its split, and for each missing weight."""
     weights = params.train_grpo.prompts.source_weights or {}
-    keys = [
+    names_by_key = [
         ("report.gate.target", params.evaluate.split, params.report.gate.target),
         ("train_grpo.prompts.source_weights", Split.TRAIN, sorted(weights)),
         ("train_grpo.reward.by_source", Split.TRAIN, params.train_grpo.reward.by_source),
     ]
-    for key, split, names in keys:
+    for key, split, names in names_by_key:
         sources = _sources(params, split)
         for name in names:
             if name not in sources:
@@ -217,7 +217,7 @@ def _unknown_sources(params: Params) -> Iterator[str]:
 
 
 def _weak_gate(params: Params, data: Path | None) -> Iterator[str]:
-    """Yield a line if the gate has too little power for the problems of files in `data` and of published data sets."""
+    """Yield a line if the gate has too little power with the problems of the sources, whose files are in `data`."""
     split, sizes = params.evaluate.split, dict[str, int]()
     for source in params.prepare_data.sources:
         size = source.expected_problems(split, data) if isinstance(source, FileSource) else source.max_problems(split)
@@ -228,13 +228,14 @@ def _weak_gate(params: Params, data: Path | None) -> Iterator[str]:
     if not set(params.report.gate.target) <= set(sizes):
         return
     total, limit = sum(sizes.values()), params.evaluate.limit
-    if limit and limit < total:
+    if limit and limit < total:  # a random subset, with about the same part of each source
         sizes = {source: max(1, size * limit // total) for source, size in sizes.items()}
     if line := weakness(params.report.gate, sizes):
         yield line
 
 
 def _too_few_problems(params: Params) -> Iterator[str]:
+    """Yield a line for each key that requires more problems than the sources can have."""
     minimums = {
         "validate_data.min_train_rows": (Split.TRAIN, params.validate_data.min_train_rows),
         "validate_data.min_test_rows": (Split.TEST, params.validate_data.min_test_rows),
@@ -248,8 +249,9 @@ def _too_few_problems(params: Params) -> Iterator[str]:
 
 
 def _protocol_conflicts(params: Params) -> Iterator[str]:
-    """Yield a line for each source that the evaluation protocol does not allow, or if its shots lack a source."""
-    name, split, protocol = params.evaluate.protocol, params.evaluate.split, PROTOCOLS[params.evaluate.protocol]
+    """Yield a line for each source that the evaluation protocol does not allow, or if no source has its examples."""
+    name, split = params.evaluate.protocol, params.evaluate.split
+    protocol = PROTOCOLS[name]
     allowed = " or ".join(protocol.sources)
     for source in _sources(params, split):
         if protocol.sources and source not in protocol.sources:
@@ -260,21 +262,15 @@ def _protocol_conflicts(params: Params) -> Iterator[str]:
 
 def _training_conflicts(params: Params) -> Iterator[str]:
     """Yield a line for each setting of GRPO that its data, environment or sampler rules out, or for missing storage."""
-    reward = params.train_grpo.reward
-    train_sources = [source for source in params.prepare_data.sources if source.max_problems(Split.TRAIN) != 0]
-    for source in train_sources:
-        if source.kind != "mbpp" and "code_tests" in reward.weights_of(source.name):
+    reward, train_sources = params.train_grpo.reward, _sources(params, Split.TRAIN)
+    for source in params.prepare_data.sources:
+        is_used = source.name in train_sources and "code_tests" in reward.weights_of(source.name)
+        if is_used and source.kind != "mbpp":
             key = f"by_source.{source.name}" if source.name in reward.by_source else "weights"
             yield (
                 f"train_grpo.reward.{key}.code_tests: problems from {source.name} have no unit tests; "
                 "leave it out, `accuracy` judges both kinds"
             )
-    sampler = params.train_grpo.sampler
-    engine = sampler.vllm or sampler.servers
-    from_environment = params.train_sft.model.max_environment_tokens
-    max_new_tokens = params.train_grpo.sampling.max_new_tokens
-    needed = params.validate_data.max_prompt_tokens + max_new_tokens + from_environment
-    observations = _and_observations(params.train_sft.model.tools, TOOLS)
     uses = {"weights.environment": "environment" in reward.names, "supervision": reward.supervision == "turn"}
     for key, needs_environment in uses.items():
         if needs_environment and params.train_sft.model.tools is None:
@@ -284,11 +280,15 @@ def _training_conflicts(params: Params) -> Iterator[str]:
             "train_grpo.validation: no source has dev problems; hold some out, such as `dev_fraction: 0.05` "
             "(`num_dev: 200` of word_problems) in one of prepare_data.sources, or set train_grpo.validation: null"
         )
-    if engine and engine.max_tokens < needed:
+    model, sampler = params.train_sft.model, params.train_grpo.sampler
+    engine = sampler.vllm or sampler.servers
+    max_tokens = params.validate_data.max_prompt_tokens + params.train_grpo.sampling.max_new_tokens
+    max_tokens += model.max_environment_tokens
+    if engine and engine.max_tokens < max_tokens:
         key = f"train_grpo.sampler.{'vllm' if sampler.vllm else 'servers'}.max_tokens"
         yield (
             f"{key}: is {engine.max_tokens:,}; a prompt (validate_data.max_prompt_tokens) with its completion "
-            f"(train_grpo.sampling.max_new_tokens){observations} takes up to {needed:,}"
+            f"(train_grpo.sampling.max_new_tokens){_and_observations(model.tools, TOOLS)} takes up to {max_tokens:,}"
         )
     if is_url(params.register.registry) and not params.register.storage:
         yield "register.storage: is not set, and a registry at a URL has no place for weights; name a DVC remote"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 import yaml
 
 from components.cluster.config import ClusterConfig
-from components.preflight.config import CLUSTER, DEPLOYMENT, SHARED_KEYS, Params, Sections, stage_sections, wrong_params
+from components.preflight.config import CLUSTER, DEPLOYMENT, SHARED_KEYS, Params, Sections, wrong_params
 from components.shared.config import laid_over, parse_sections
 from components.shared.deployment import LONGEST_TRAINING_S, MOUNT, DeploymentConfig
 from components.shared.page import render
@@ -44,7 +44,7 @@ TYPED_KEYS: dict[str, Key] = {
         "weights_storage": "register.storage",
     }.items()
 }
-"""The key of the params file behind each typed parameter. Kubeflow's form shows nothing of a parameter but its name."""
+"""The key of the params file for each typed parameter. Kubeflow's form shows only the name of a parameter."""
 _NAMES = {key: name for name, key in TYPED_KEYS.items()}
 _REPOSITORY = ("prepare_data", "repository")
 _NUM_PROCESSES = (("train_sft", "engine", "num_processes"), ("train_grpo", "engine", "num_processes"))
@@ -56,9 +56,11 @@ _DERIVED: dict[Key, str] = {
     (DEPLOYMENT,): "the compiled graph; set it in the params file that is compiled or submitted",
     (CLUSTER, "mount"): f"the graph, which mounts the volume at {MOUNT}",
 }
-"""Keys that nobody sets, and what they follow from."""
+"""Keys that the text must not set, each with the origin of its value."""
 _MARGIN_S = 3600
-"""Time that a step has beyond its job's: to be scheduled, and to collect what the job left."""
+"""Time that a step takes in addition to its job: to be scheduled, and to collect the outputs."""
+_ANY_COMMIT = "0" * 40
+"""Takes the place of a commit that is not known yet."""
 _MISSING = object()
 
 
@@ -87,7 +89,7 @@ def name_of(key: Key) -> str:
 
 
 def form_of(params: Params) -> Form:
-    """Return the run form that means what params mean: typed parameters, and as preset what differs from defaults."""
+    """Return the run form that is equivalent to params; its preset has the other keys that differ from defaults."""
     rest = params.model_dump(mode="json", exclude_defaults=True, exclude={DEPLOYMENT})
     everything = params.model_dump(mode="json")
     typed = {}
@@ -95,36 +97,39 @@ def form_of(params: Params) -> Form:
         value = _get(everything, key)
         typed[name] = "" if value is None else value
         _remove(rest, key)
-    processes = max(_get(everything, key) for key in _NUM_PROCESSES)
     for key in (*_NUM_PROCESSES, *SHARED_KEYS, _REPOSITORY):
         _remove(rest, key)
-    if not {"nodes", "gpus_per_node"} & params.cluster.model_fields_set:
-        typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": processes}
+    if not {"nodes", "gpus_per_node"} & params.cluster.model_fields_set:  # then each process gets a GPU of one node
+        num_processes = max(_get(everything, key) for key in _NUM_PROCESSES)
+        typed |= {"cluster_nodes": 1, "cluster_gpus_per_node": num_processes}
     for name in ("registry", "weights_storage"):
-        typed[name] = _on_volume(typed[name])
+        location = typed[name]
+        is_relative = location and not location.startswith("/") and "://" not in location and "@" not in location
+        if is_relative:  # a folder of a laptop becomes one of the shared volume
+            typed[name] = f"{MOUNT}/{PurePosixPath(location).name}"
     preset = {name: section for name, section in rest.items() if section}
     return {**typed, SKIP_IF_UNCHANGED: False, OVERRIDES: "", PRESET: preset}
 
 
 def overrides_of(form: Form) -> Sections:
-    """Return what the text in YAML sets, or sections that have been read already; PipelineError for other texts."""
+    """Return the sections that the text sets, or those that have replaced it; PipelineError if it is not YAML."""
     text = form[OVERRIDES]
     return parse_sections(text, OVERRIDES) if isinstance(text, str) else text
 
 
 def as_overrides(sections: Sections) -> str:
-    """Return sections as the text in YAML: one line, since the field of Kubeflow's page has no more."""
+    """Return sections as a text in YAML of one line, as the field of Kubeflow's page has only one."""
     text = yaml.safe_dump(sections, default_flow_style=True, allow_unicode=True, width=math.inf)
     return text.strip() if sections else ""
 
 
 def sections_of(
-    form: Form, deployment: DeploymentConfig, *, commit: str, secrets: Mapping[str, list[str]]
+    form: Form, deployment: DeploymentConfig, *, commit: str = _ANY_COMMIT, secrets: Mapping[str, list[str]]
 ) -> tuple[Sections, list[str]]:
-    """Return the sections that a form means, the cluster's among them, and a line for each key that is set twice.
+    """Return all sections that are equivalent to a form, and a line for each key that is set twice.
 
-    `commit` is what the form's branch, tag or commit of the data stands for; `secrets` are those for the pods of
-    training jobs, with their keys. PipelineError where `overrides` is not YAML, or not a mapping.
+    `commit` is that of the form's branch or tag of the data; `secrets` are the keys of each secret for the pods of
+    training jobs. PipelineError if `overrides` is not a mapping in YAML.
     """
     sections = laid_over(form.get(PRESET, {}), overrides_of(form))
     sections.setdefault(CLUSTER, {})
@@ -135,10 +140,10 @@ def sections_of(
     ]
     for name, key in TYPED_KEYS.items():
         value = form[name]
-        # An empty field of the form is what null is in a params file: KFP has no value for it.
+        # KFP has no null: an empty field of the form stands for it.
         if value not in ("", None) and key[:2] != _REPOSITORY:
             set_key(sections, key, value)
-    if form["data_repository"]:
+    if form["data_repository"]:  # without one, a revision means nothing
         set_key(sections, _REPOSITORY, {"url": form["data_repository"], "commit": commit})
     for key in _NUM_PROCESSES:
         set_key(sections, key, form["cluster_nodes"] * max(1, form["cluster_gpus_per_node"]))
@@ -149,7 +154,7 @@ def sections_of(
 
 
 def wrong_sections(sections: Sections) -> list[str]:
-    """Return a line for each thing that is wrong with the sections of a form, by the parameter that it comes from."""
+    """Return a line for each error in the sections of a form, which begins with the parameter of the form."""
     lines = [in_the_form(line) for line in wrong_params(sections)]
     longest_s = LONGEST_TRAINING_S - _MARGIN_S
     if not lines and (limit_s := ClusterConfig.model_validate(sections[CLUSTER]).deadline_s) > longest_s:
@@ -161,18 +166,18 @@ def wrong_sections(sections: Sections) -> list[str]:
 
 
 def complete(params: Params) -> Sections:
-    """Return all sections in full, as the stages and training jobs get them."""
-    return {**stage_sections(params), CLUSTER: params.cluster.model_dump(mode="json", exclude_none=True)}
+    """Return all sections with every key, as stages and training jobs receive them."""
+    return params.model_dump(mode="json", exclude_none=True, exclude={DEPLOYMENT})
 
 
 def in_the_form(line: str) -> str:
-    """Return a line about a key, named as the person who fills in the form knows it."""
+    """Return a line about a key of a params file (`cluster.nodes: ...`) as one about the form's parameter."""
     key, separator, rest = line.partition(": ")
     return f"{_NAMES.get(tuple(key.split('.')), f'{OVERRIDES}.{key}')}{separator}{rest}"
 
 
 def set_key(values: Any, key: Key, new: Any) -> None:
-    """Set a key in nested mappings; where a part of the key is no mapping, validation refuses it."""
+    """Set a key in nested mappings; if a value on the way is no mapping, leave the error to validation."""
     for part in key[:-1]:
         values = values.setdefault(part, {})
         if not isinstance(values, dict):
@@ -181,9 +186,9 @@ def set_key(values: Any, key: Key, new: Any) -> None:
 
 
 def page(form: Form, sections: Sections, notes: Mapping[str, str]) -> str:
-    """Return the configuration of a run as HTML: the parameters, what was looked up, every section in full.
+    """Return the configuration of a run as HTML: the parameters, with `notes`, and every section in full.
 
-    Not as Markdown: Kubeflow's UI folds nothing in it, and shows it wider than its side panel.
+    Markdown is no alternative: Kubeflow's UI cannot fold it, and shows it wider than its side panel.
     """
     values = sorted((name, value) for name, value in form.items() if name != PRESET)
     rows = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values}
@@ -196,7 +201,7 @@ def page(form: Form, sections: Sections, notes: Mapping[str, str]) -> str:
 
 
 def _parameter(key: Key) -> Parameter:
-    """The type and the description that a key has in the config models."""
+    """Return the type and the description of a key in the config models."""
     model: Any = Params
     for part in key[:-1]:
         kind = model.model_fields[part].annotation
@@ -204,13 +209,6 @@ def _parameter(key: Key) -> Parameter:
     field = model.model_fields[key[-1]]
     kind = next(each for each in (*get_args(field.annotation), field.annotation) if each is not type(None))
     return Parameter(kind, " ".join((field.description or "").replace("null", "empty").split()))
-
-
-def _on_volume(location: str) -> str:
-    """A relative folder of a laptop becomes one of the shared volume; URLs and absolute folders stay."""
-    if not location or "://" in location or "@" in location or location.startswith("/"):
-        return location
-    return f"{MOUNT}/{PurePosixPath(location).name}"
 
 
 def _get(values: Any, key: Key, default: Any = None) -> Any:
@@ -222,7 +220,7 @@ def _get(values: Any, key: Key, default: Any = None) -> Any:
 
 
 def _remove(values: Any, key: Key) -> None:
-    """Remove a key, and the mappings above it that are empty then."""
+    """Remove a key, and the mappings around it that become empty."""
     holder = _get(values, key[:-1])
     if isinstance(holder, dict) and key[-1] in holder:
         del holder[key[-1]]

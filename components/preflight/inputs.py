@@ -36,7 +36,7 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     The check of the policy's base model returns its context in tokens.
     """
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
-    models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_policy_context, params.train_sft))}
+    models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
         models["train_grpo.reward.model.base"] = (reward_model.base, partial(model_config, reward_model.base))
     if teacher := params.train_grpo.teacher:
@@ -44,10 +44,10 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     return models
 
 
-def _policy_context(config: TrainSFTConfig) -> int | None:
+def _context(config: TrainSFTConfig) -> int | None:
     """Return the base model's context in tokens; PipelineError if its chat template cannot be used as configured."""
     context = context_tokens(config.model.base)
-    template = prompt_format(config.model.model_copy(update={"tools": None}))  # `unusable_tools` checks those
+    template = prompt_format(config.model.model_copy(update={"tools": None}))  # `unusable_tools` checks the tools
     template.prompt("1 + 1?")
     if config.num_steps:
         template.require_answers()
@@ -55,20 +55,21 @@ def _policy_context(config: TrainSFTConfig) -> int | None:
 
 
 def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each custom reward, judge or teacher that cannot be used; `trained_here` tries the rewards."""
+    """Return a line for each custom reward, judge or teacher that cannot be used; if `trained_here`, call rewards."""
     reward, teacher = params.train_grpo.reward, params.train_grpo.teacher
     for name, service in {"reward.judge": reward.judge, "teacher": teacher}.items():
         if service and service.key_variable and service.key_variable not in os.environ:
             return [f"train_grpo.{name}.key_variable: the environment has no {service.key_variable}"]
     judge = reward.judge.model_dump(mode="json") if reward.judge else None
     custom = list(filter(is_custom, reward.names))
-    is_called = trained_here and (custom or judge)
-    trial = next(first_problems(params.prepare_data), None) if is_called else None
-    return reward_errors(custom, trained_here=trained_here, judge=judge, problem=trial)
+    problem = None
+    if trained_here and (custom or judge):
+        problem = next(first_problems(params.prepare_data), None)
+    return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each environment that cannot be created; without `trained_here`, only custom ones are tried."""
+    """Return a line for each environment that cannot be created; unless `trained_here`, only custom ones are tried."""
     environments = {TOOLS: params.train_sft.model.tools}
     if params.evaluation_tools != environments[TOOLS]:
         environments["evaluate.tools"] = params.evaluation_tools
@@ -83,24 +84,24 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
 
 def unusable_tools(params: Params) -> Iterator[str]:
     """Yield a line for each error in the tools of training, and in those of evaluation if tools or prompts differ."""
-    trained, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
-    yield from wrong_tools(trained, TOOLS, _coding_sources(params, tuple(Split)))
+    in_training, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
+    yield from wrong_tools(in_training, TOOLS, _coding_sources(params, tuple(Split)))
     changes: dict[str, object] = {"tools": params.evaluation_tools}
     if protocol.prompt is not None:
         changes["chat"] = ChatConfig(system=params.evaluate.system_prompt) if protocol.chat else None
-    evaluated = trained.model_copy(update=changes)
-    if evaluated != trained:
-        yield from wrong_tools(evaluated, "evaluate.tools", _coding_sources(params, (params.evaluate.split,)))
+    in_evaluation = in_training.model_copy(update=changes)
+    if in_evaluation != in_training:
+        yield from wrong_tools(in_evaluation, "evaluate.tools", _coding_sources(params, (params.evaluate.split,)))
 
 
 def _coding_sources(params: Params, splits: Sequence[Split]) -> list[str]:
-    """Return the names of the sources of programming problems, which have unit tests, in some of the splits."""
+    """Return the names of the sources that have programming problems, with unit tests, in some of the splits."""
     coding = [source for source in params.prepare_data.sources if source.kind == "mbpp"]
     return [source.name for source in coding if any(source.max_problems(split) != 0 for split in splits)]
 
 
 def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str, Any]:
-    """Return the result of each check by name, or the PipelineError that it raised; after `deadline_s`, a timeout."""
+    """Return the result of each check by name, or its PipelineError: also that it has not ended within `deadline_s`."""
     results: dict[str, Any] = {}
 
     def run(name: str, check: Check) -> None:
@@ -112,9 +113,9 @@ def run_concurrently(checks: Mapping[str, Check], deadline_s: float) -> dict[str
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in checks.items()]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + deadline_s
+    deadline = time.monotonic() + deadline_s
     for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
+        thread.join(max(0.0, deadline - time.monotonic()))
     timeout = PipelineError(f"no answer within {deadline_s:g} s; the network or a service is down")
     answers = {name: results.get(name, timeout) for name in checks}
     for answer in answers.values():
@@ -149,7 +150,7 @@ def training_secrets(deployment: DeploymentConfig) -> dict[str, list[str]]:
 
 
 def missing_secrets(deployment: DeploymentConfig) -> Iterator[str]:
-    """Check that the environment has all keys of each secret; one with its default name may be missing altogether."""
+    """Yield a line for each secret that lacks a key, unless it has its default name and lacks all: it is optional."""
     for kind, keys in SECRET_KEYS.items():
         name, default = getattr(deployment.secrets, kind), getattr(SecretsConfig(), kind)
         missing = [key for key in keys if key not in os.environ]

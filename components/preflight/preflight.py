@@ -1,4 +1,4 @@
-"""The first task of a run on a cluster: find everything that is wrong before anything is spent."""
+"""The first task of a run on a cluster: finds all errors before anything else starts."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,6 @@ from kubernetes import client
 from components.cluster.config import ClusterConfig
 from components.cluster.kube import Clock, RetryPolicy, UnavailableError, connect, own_namespace
 from components.cluster.manifest import RUNTIME, RUNTIME_WITH_SERVERS
-from components.evaluate.config import EvaluateConfig
 from components.preflight import capacity, cluster, inputs
 from components.preflight.config import (
     CLUSTER,
@@ -23,7 +22,17 @@ from components.preflight.config import (
     contradictions,
     exceeded_limits,
 )
-from components.preflight.form import SKIP_IF_UNCHANGED, Form, complete, in_the_form, page, sections_of, wrong_sections
+from components.preflight.form import (
+    PRESET,
+    SKIP_IF_UNCHANGED,
+    Form,
+    complete,
+    in_the_form,
+    page,
+    parameters,
+    sections_of,
+    wrong_sections,
+)
 from components.preflight.inputs import Check, run_concurrently
 from components.preflight.resources import shape_of_base, with_memory
 from components.prepare_data.first_rows import hub_datasets
@@ -36,100 +45,98 @@ from components.shared.stage import exit_on_error
 from components.shared.versioning import commit_of, is_url
 
 DEADLINE_S = 75.0
-"""Time for all checks together: for a minute the cluster is asked again where it is busy. The task's own time limit
-leaves the rest for pulling the image and starting the pod."""
+"""Time for all checks together. The task's own time limit is longer, to pull the image and start the pod."""
 _RETRY_S = 60.0
 """Time for which a request is repeated if the cluster, or a webhook, is busy."""
 _REVISION = "data_revision"
 _BASE_MODEL = in_the_form("train_sft.model.base")
 _MEMORY = ("memory_per_node_gib", "evaluate_memory_gib")
 _MADE_BY = ("prepare_data", "train_sft", "train_grpo")
-"""Stages whose config decides what a policy is."""
-_ANY_COMMIT = "0" * 40
-"""In the place of a commit that is not known yet."""
+"""Stages whose config determines the policy."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """What a run goes on with: the sections of the stages and `cluster`, and the configuration as HTML for people."""
+    """The configuration of a run, and a page in HTML that shows it."""
 
-    sections: Sections
+    params: Params
     page: str
     unchanged: bool
-    """Whether the run would only reproduce the newest registered version, and was told to end then."""
+    """Whether the run ends now, because it would only reproduce the newest registered version."""
+
+    @property
+    def sections(self) -> Sections:
+        """See `complete`."""
+        return complete(self.params)
 
     @property
     def outputs(self) -> dict[str, Any]:
-        """What the tasks that follow take, by the names of preflight's outputs."""
-        config = ClusterConfig.model_validate(self.sections[CLUSTER])
+        """The inputs of the next tasks, by the names of preflight's outputs."""
+        sections, config = self.sections, self.params.cluster
         return {
-            **{f"{name}_config": each for name, each in self.sections.items()},
+            **{f"{name}_config": section for name, section in sections.items()},
             "unchanged": self.unchanged,
             # Kubeflow takes the memory and the number of GPUs of a task only as text.
             "evaluate_memory": f"{config.evaluation_gib}Gi",
-            "evaluate_gpus": str(_evaluation_gpus(config, EvaluateConfig.model_validate(self.sections["evaluate"]))),
+            "evaluate_gpus": str(_evaluation_gpus(self.params)),
             "evaluate_node_selector": config.labels,
-            "evaluate_tolerations": self.sections[CLUSTER]["tolerations"],
+            "evaluate_tolerations": sections[CLUSTER]["tolerations"],
         }
 
 
 def run(arguments: dict[str, Any]) -> None:
-    """Do preflight as a Kubeflow task: `arguments` are the form, the deployment, and paths for what is handed on."""
-    configuration, deployment = arguments.pop("configuration"), arguments.pop(DEPLOYMENT)
-    names = [name for name in arguments if name.endswith("_config") or name.startswith(("evaluate_", "unchanged"))]
-    paths = {name: Path(arguments.pop(name)) for name in names}
+    """Do preflight as a Kubeflow task; `arguments` are the form, the deployment, and a path for each output."""
+    form = {name: arguments[name] for name in (*parameters(), PRESET)}
     with exit_on_error("preflight"):
-        ready = preflight(arguments, validate(DeploymentConfig, deployment, name=DEPLOYMENT))
-        for name, path in paths.items():
-            value = ready.outputs[name]
+        ready = preflight(form, validate(DeploymentConfig, arguments[DEPLOYMENT], name=DEPLOYMENT))
+        for name, value in ready.outputs.items():
+            path = Path(arguments[name])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
-        Path(configuration.path).write_text(ready.page, encoding="utf-8")
+        Path(arguments["configuration"].path).write_text(ready.page, encoding="utf-8")
 
 
 def preflight(
     form: Form, deployment: DeploymentConfig, *, deadline_s: float = DEADLINE_S, clock: Clock | None = None
 ) -> Ready:
-    """Return the sections that the run form means, their page, and whether the run would repeat the newest version.
-
-    The sections name the commit of the data in the place of a branch or tag.
+    """Return the configuration of a run with this form, in which a commit replaces the branch or tag of the data.
 
     Raises:
-        PipelineError: Something is wrong; all of it is named, a line each.
-        RetryableError: Nothing is known to be wrong, but the cluster or one of its webhooks does not answer.
+        PipelineError: There are errors; its message has a line for each.
+        RetryableError: No error was found, but the cluster or one of its webhooks does not answer.
     """
     # First, so that no other message repeats a password.
     raise_all(inputs.passwords(form))
     secrets = inputs.training_secrets(deployment)
-    sections, wrong = sections_of(form, deployment, commit=_ANY_COMMIT, secrets=secrets)
+    sections, wrong = sections_of(form, deployment, secrets=secrets)
     wrong += wrong_sections(sections)
     params = None if wrong else Params.model_validate(sections)
     wrong += inputs.mutable_images(deployment)
     if form[SKIP_IF_UNCHANGED] and not is_url(form["registry"]):
         wrong.append(f"{SKIP_IF_UNCHANGED}: needs registry to be a URL; preflight does not mount the volume")
-    wrong += [*_files(form, params), *map(in_the_form, contradictions(params))] if params else []
+    if params:
+        wrong += [*_wrong_files(form, params), *map(in_the_form, contradictions(params))]
     checks = _checks(form, deployment, params)
     try:
         checks |= _checks_of_cluster(sections, params, deployment.volume, RetryPolicy(clock or Clock(), _RETRY_S))
     except PipelineError as error:
         wrong.append(f"cluster: {error}")
     answers = run_concurrently(checks, deadline_s)
-    _refuse(answers, wrong, params)
+    _raise_errors(answers, wrong, params)
     commit = answers.get(_REVISION, "")
     params = Params.model_validate(sections_of(form, deployment, commit=commit, secrets=secrets)[0])
     params = params.model_copy(update={CLUSTER: with_memory(params, shape_of_base(params))})
-    sections = complete(params)
     say("preflight", f"{len(answers)} checks passed" + (f"; data at commit {commit}" if commit else ""))
     for line in advisories(params):
         say("preflight", f"warning: {in_the_form(line)}")
-    repeats = _what_it_repeats(params) if form[SKIP_IF_UNCHANGED] else ""
-    notes = {name: value for name, value in {"nothing new": repeats, "data at commit": commit}.items() if value}
-    notes |= capacity.described(params.cluster, _evaluation_gpus(params.cluster, params.evaluate))
-    return Ready(sections, page(form, sections, notes), bool(repeats))
+    nothing_new = _nothing_new(params) if form[SKIP_IF_UNCHANGED] else ""
+    notes = {name: value for name, value in {"nothing new": nothing_new, "data at commit": commit}.items() if value}
+    notes |= capacity.pods_in_words(params.cluster, _evaluation_gpus(params))
+    return Ready(params, page(form, complete(params), notes), unchanged=bool(nothing_new))
 
 
-def _what_it_repeats(params: Params) -> str:
-    """Return which version the run would reproduce, in a sentence; empty where it would make a new one."""
+def _nothing_new(params: Params) -> str:
+    """Return a sentence about the version that the run would reproduce; empty if it would make a new one."""
     configs = {stage: getattr(params, stage) for stage in _MADE_BY}
     newest, changed, undone = register_checks.changes_since_newest(params.register, configs)
     if not newest:
@@ -145,16 +152,16 @@ def _what_it_repeats(params: Params) -> str:
     return ""
 
 
-def _evaluation_gpus(cluster: ClusterConfig, evaluate: EvaluateConfig) -> int:
-    """GPUs of the pod that evaluates; none where training has none."""
-    return evaluate.num_gpus if cluster.gpus_per_node else 0
+def _evaluation_gpus(params: Params) -> int:
+    """Return the number of GPUs of the pod that evaluates: none if training has none."""
+    return params.evaluate.num_gpus if params.cluster.gpus_per_node else 0
 
 
-def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
-    """Raise all that is wrong, with what checks have found; if nothing is, RetryableError if a check has no answer."""
+def _raise_errors(answers: dict[str, Any], wrong: list[str], params: Params | None) -> None:
+    """Raise PipelineError with `wrong` and the errors in `answers`, or else RetryableError if an answer is missing."""
     not_checked = [] if params else ["models", "data sets", "rewards", "tools", "storage", "training job", "capacity"]
     if isinstance(answers.get(_BASE_MODEL), PipelineError) and "capacity" in answers:
-        del answers["capacity"]  # what a run takes depends on the size of the model
+        del answers["capacity"]  # it depends on the size of the model
         not_checked = ["capacity"]
     unanswered = []
     for name, answer in answers.items():
@@ -164,22 +171,22 @@ def _refuse(answers: dict[str, Any], wrong: list[str], params: Params | None) ->
             wrong.append(f"{name}: {answer}")
         elif isinstance(answer, list):
             wrong += answer
-        elif params and isinstance(answer, int):  # the tokens that the base model reads
+        elif params and isinstance(answer, int):  # the context of the base model
             wrong += map(in_the_form, exceeded_limits(params, answer))
     note = "not checked until this is right: " + ", ".join(not_checked) if not_checked else ""
-    raise_all([*wrong, *unanswered] if wrong else [], note)  # raises nothing if nothing is wrong
+    raise_all([*wrong, *unanswered] if wrong else [], note)  # which raises nothing for an empty list
     if unanswered:
-        trouble = "the cluster does not answer, so this run could not be checked; start it again later"
-        raise RetryableError("\n".join([trouble, *unanswered]))
+        problem = "the cluster does not answer, so this run could not be checked; start it again later"
+        raise RetryableError("\n".join([problem, *unanswered]))
 
 
-def _files(form: Form, params: Params) -> Iterator[str]:
-    """Yield a line if the sources read files of no repository, or a repository is named and nothing is read."""
+def _wrong_files(form: Form, params: Params) -> Iterator[str]:
+    """Yield a line if sources read files and no repository is named, or if one is named and no source reads files."""
     data, url = params.prepare_data, form["data_repository"]
     files = [path for path in data.files if path not in data.hub_ids]
     if files and not url:
-        what = f"{files[0]} is read from a git and DVC repository"
-        yield f"data_repository: is empty, and {what}; set it, with data_revision"
+        reason = f"{files[0]} is read from a git and DVC repository"
+        yield f"data_repository: is empty, and {reason}; set it, with data_revision"
     if url and not data.files:
         yield "data_repository: no source in prepare_data.sources reads a file; leave it empty"
 
@@ -187,7 +194,7 @@ def _files(form: Form, params: Params) -> Iterator[str]:
 def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> dict[str, Check]:
     """Return every check that waits for a service, by its subject.
 
-    Each returns a line per fault, but that of the data returns its commit, and that of a model its context in tokens.
+    Most return a list with a line for each error, that of the data its commit, that of the base model its context.
     """
     storage, url = form["weights_storage"], form["data_repository"]
     checks: dict[str, Check] = {
@@ -196,7 +203,8 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         "secrets": partial(_lines, inputs.missing_secrets, deployment),
     }
     if params:
-        models = {  # a path is a folder of the volume
+        models = {
+            # A path is a folder of the volume.
             key: partial(_folder, base, params.cluster) if base.startswith(("/", ".")) else check
             for key, (base, check) in inputs.base_models(params).items()
         }
@@ -237,16 +245,18 @@ def _checks_of_cluster(
 
 
 def _capacity(api: client.ApiClient, params: Params) -> Iterator[str]:
+    """Yield a line for each request of a pod that is too large; it says if its memory is a default."""
     config = with_memory(params, shape_of_base(params))
     base = params.train_sft.model.base
     unknown = f"; {base} cannot be looked into before the run starts: set the memory that it takes"
-    for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(config, params.evaluate)):
-        is_guess = any(f".{key}" in line.partition(":")[0] and getattr(config, key) is None for key in _MEMORY)
-        yield in_the_form(line + unknown * is_guess)
+    for line in capacity.too_large_for_nodes(api, config, _evaluation_gpus(params)):
+        key = line.partition(":")[0].rpartition(".")[2]
+        is_default = key in _MEMORY and getattr(config, key) is None
+        yield in_the_form(f"{line}{unknown}" if is_default else line)
 
 
 def _folder(base: str, config: ClusterConfig) -> list[str]:
-    """Check that a folder can exist: the volume is not mounted here, so those on it are taken to be there."""
+    """Raise PipelineError for a folder that is not on the volume; those on it are not checked, as it is not mounted."""
     if not Path(base).is_relative_to(config.mount):
         raise PipelineError(f"{base}: no such folder in pods, which have the volume at {config.mount}; name one there")
     return []

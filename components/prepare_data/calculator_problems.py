@@ -53,22 +53,17 @@ class CalculatorProblems(BuiltIn):
             seen: set[tuple[CalculatorFamily, Numbers]] = set()
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
-                draws = (_draw(rng, family, split) for _ in range(MAX_DRAWS))
-                numbers = self._first((each for each in draws if each and (family, each) not in seen), split, index)
+                draws = filter(None, (_draw(rng, family, split) for _ in range(MAX_DRAWS)))
+                numbers = self._first((each for each in draws if (family, each) not in seen), split, index)
                 seen.add((family, numbers))
                 calls = _calls(family, numbers)
-                is_worked = fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction
-                work = "".join(map(_fenced, calls)) if is_worked else ""
-                answer = str(calls[-1][1])
-                yield self._problem(
-                    split,
-                    index,
-                    question=_question(rng, family, numbers),
-                    solution=f"{work}#### {answer}",
-                    answer=answer,
-                    subject=family,
-                    level=len(calls),
-                )
+                _, answer = calls[-1]
+                work = ""
+                if fraction_of(f"worked {seed} {family} {numbers}") < self.worked_fraction:
+                    for expression, result in calls:
+                        work += f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"
+                question = _question(rng, family, numbers)
+                yield self._problem(split, index, answer, work, question=question, subject=family, level=len(calls))
 
 
 def split_of(factor: int, other: int) -> Split:
@@ -81,14 +76,15 @@ def split_of(factor: int, other: int) -> Split:
 
 def _draw(rng: random.Random, family: CalculatorFamily, split: Split) -> Numbers | None:
     """Draw the numbers of a question; None if their product belongs to another split or a result is not in range."""
-    smallest = [_SMALLEST_FACTOR] * 2 + [_SMALLEST_CHANGE] * len(_SIGNS[family])
-    numbers = tuple(rng.randint(each, _LARGEST) for each in smallest)
-    if split_of(*numbers[:2]) != split:
+    minima = [_SMALLEST_FACTOR] * 2 + [_SMALLEST_CHANGE] * len(_SIGNS[family])
+    numbers = tuple(rng.randint(minimum, _LARGEST) for minimum in minima)
+    if split_of(*numbers[:2]) != split or any(result not in _RESULTS for _, result in _calls(family, numbers)):
         return None
-    return numbers if all(result in _RESULTS for _, result in _calls(family, numbers)) else None
+    return numbers
 
 
 def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) -> str:
+    """Return a story about a product and changes of it, with a random name and thing."""
     first, second, *changes = numbers
     parts = [f"{rng.choice(NAMES)} packs {first} boxes of {second} {rng.choice(THINGS)}"]
     for sign, change in zip(_SIGNS[family], changes, strict=True):
@@ -99,14 +95,10 @@ def _question(rng: random.Random, family: CalculatorFamily, numbers: Numbers) ->
 def _calls(family: CalculatorFamily, numbers: Numbers) -> list[tuple[str, int]]:
     """Return the calls that answer a question, each with its expression and its result."""
     first, second, *changes = numbers
-    calls = [(f"{first}*{second}", first * second)]
+    result = first * second
+    calls = [(f"{first}*{second}", result)]
     for sign, change in zip(_SIGNS[family], changes, strict=True):
-        before = calls[-1][1]
-        calls.append((f"{before}{sign}{change}", before + change if sign == "+" else before - change))
+        expression = f"{result}{sign}{change}"
+        result += change if sign == "+" else -change
+        calls.append((expression, result))
     return calls
-
-
-def _fenced(call: tuple[str, int]) -> str:
-    """Return a call and the calculator's answer as fenced blocks."""
-    expression, result = call
-    return f"```calculator\n{expression}\n```\n```output\n{result}\n```\n"

@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """A train (or dev) problem and the test (or dev) problem that is closest to it."""
+    """A train problem and the test problem that is closest to it."""
 
     train: str
     """Id of the train problem."""
@@ -52,13 +52,13 @@ def find_contamination(
         elif words and (same := by_words.get(words)):
             entries.append(Contamination(problem.id, same, "normalised", 1.0))
         else:
-            own = _ngrams(words, config.ngram_words)
-            near = {test_id for ngram in own for test_id in by_rare_ngram.get(ngram, ())}
-            overlaps = [(len(own & ngrams[test_id]) / len(ngrams[test_id]), test_id) for test_id in near]
-            # Ties go to the smallest id: the report must not depend on the order of a set.
-            overlap, closest = min(overlaps, key=lambda each: (-each[0], each[1]), default=(0.0, ""))
-            if closest and overlap > config.max_overlap:
-                entries.append(Contamination(problem.id, closest, "ngrams", overlap))
+            own_ngrams = _ngrams(words, config.ngram_words)
+            near = {test_id for ngram in own_ngrams for test_id in by_rare_ngram.get(ngram, ())}
+            overlaps = {test_id: len(own_ngrams & ngrams[test_id]) / len(ngrams[test_id]) for test_id in near}
+            # Sorted, so that ties go to the smallest id: the report must not depend on the order of a set.
+            closest = max(sorted(overlaps), key=overlaps.__getitem__, default=None)
+            if closest and overlaps[closest] > config.max_overlap:
+                entries.append(Contamination(problem.id, closest, "ngrams", overlaps[closest]))
     return entries
 
 
@@ -73,14 +73,15 @@ def _ngrams(words: Words, length: int) -> set[Words]:
 
 
 def _index_rare_ngrams(ngrams: Mapping[str, set[Words]], max_overlap: float) -> dict[Words, list[str]]:
-    """Return the test questions by their rarest n-grams; a question that overlaps above the limit has one of them.
+    """Return the ids of test questions by n-gram; each question is listed under its rarest n-grams only.
 
-    Without n - floor(max_overlap * n) of a question's n n-grams, the overlap is at most max_overlap.
+    A question with more than max_overlap of a test question's n n-grams has one of any n - floor(max_overlap * n) of
+    them, so this many are listed.
     """
     counts = Counter(ngram for members in ngrams.values() for ngram in members)
     index: defaultdict[Words, list[str]] = defaultdict(list)
     for test_id, members in ngrams.items():
-        needed = len(members) - math.floor(max_overlap * len(members))
-        for ngram in sorted(members, key=lambda ngram: (counts[ngram], ngram))[:needed]:
+        num_listed = len(members) - math.floor(max_overlap * len(members))
+        for ngram in sorted(members, key=lambda ngram: (counts[ngram], ngram))[:num_listed]:
             index[ngram].append(test_id)
     return index

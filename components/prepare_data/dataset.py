@@ -85,16 +85,16 @@ class Dataset(FileSource):
         return super().files(split, root)
 
     def on_hub(self, split: Split, root: Path) -> HubDataset | None:
-        """Return the dataset on the hub that a split is read from; None if it is a file or folder below `root`."""
+        """Return the dataset on the hub that a split is read from; None if it is read from files below `root`."""
         return find_on_hub(str(self.path(split)), self.revision) if self.is_on_hub(split, root) else None
 
     def is_on_hub(self, split: Split, root: Path) -> bool:
-        """Tell whether a split is read from the hub: its path may be an id, and `root` has no such folder."""
+        """Tell whether a split is read from the hub: its path has the form of an id, and `root` has no such folder."""
         path = self.path(split)
         return path is not None and is_hub_id(path) and not (root / path).exists()
 
     def check_on_hub(self, split: Split, root: Path) -> None:
-        """Raise PipelineError if a split is read from the hub and is missing there; no rows are fetched."""
+        """Raise PipelineError if a split is read from the hub and is missing there."""
         dataset = self.on_hub(split, root)
         if dataset is not None:
             dataset.names(*self._selection(split))
@@ -104,45 +104,46 @@ class Dataset(FileSource):
         return None if self.is_on_hub(split, root) else super().num_rows(split, root)
 
     def _selection(self, split: Split) -> tuple[str | None, str | None, str]:
-        """Return subset, split and default split, as `HubDataset.names` takes them."""
+        """Return the subset, the configured split and the default split: the arguments of `HubDataset.names`."""
         if split == Split.TEST and self.test is not None:
             return self.subset, self.test_split, "test"
         return self.subset, self.train_split, "train"  # also for a split that is held out from the train file
 
     def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row; a solution that does not declare its answer gets it as an additional line."""
-        # Each of these columns is a dict of one name with its value, or an empty one.
-        question_column = self._column(columns, "question")
-        if not question_column:
+        names = {field: name for field in _DEFAULT_COLUMNS if (name := self._column_name(columns, field))}
+        values = {name: _value(columns, name) for name in names.values()}
+        if "question" not in names:
             raise self._missing(columns, "question")
-        solution_column = self._column(columns, "solution")
-        solution = text(solution_column, *solution_column) if solution_column else ""
-        answer_column = self._column(columns, "answer")
-        if answer_column:
-            answer = text_or_number(answer_column, *answer_column).strip()
-            if not solution and _MARK in answer:  # as in GSM8K, where the answer is a solution
-                solution, answer = answer, _declared(answer, *answer_column)
-        elif solution:
-            answer = _declared(solution, *solution_column)
-        else:
+        question, earlier = _question(names["question"], values[names["question"]])
+        solution, answer = _solution_and_answer(names, values)
+        if not answer:
             raise self._missing(columns, "answer")
         if solution and final_answer(solution, AnswerPolicy.DECLARED) is None and "\n" not in answer:
             solution = f"{solution.rstrip()}\n{_MARK} {answer}"
-        question, earlier = _question(question_column)
-        return Fields(question, solution, answer, self._subject(columns), self._level(columns), earlier)
+        subject, level = "", None
+        # A column that the config does not name may hold something else; then there is no subject or level.
+        if "subject" in names and (self.columns.subject or isinstance(values[names["subject"]], str)):
+            subject = text_or_number(values, names["subject"])
+        if "level" in names:
+            try:
+                level = level_of(values, names["level"])
+            except MalformedRowError:
+                if self.columns.level:
+                    raise
+        return Fields(question, solution, answer, subject, level, earlier)
 
-    def _column(self, columns: dict[str, Any], field: str) -> dict[str, Any]:
-        """Return {name: value} of the column for a field of the problem; {} if it has no value."""
+    def _column_name(self, columns: dict[str, Any], field: str) -> str | None:
+        """Return the name of the column that has a field of the problem; None if the row has no value for it."""
         name: str | None = getattr(self.columns, field)
+        # For `a.b`, column `a` has objects, and those without a key `b` have no value.
         if name and name not in columns and not isinstance(columns.get(name.partition(".")[0]), dict):
             raise MalformedRowError(f"no column `{name}`; columns: {', '.join(columns)}")
-        for each in (name,) if name else _DEFAULT_COLUMNS[field]:
-            value = _value(columns, each)
-            if value is not None:
-                return {each: value}
-        return {}
+        names = (name,) if name else _DEFAULT_COLUMNS[field]
+        return next((each for each in names if _value(columns, each) is not None), None)
 
     def _missing(self, columns: dict[str, Any], field: str) -> MalformedRowError:
+        """Return the error for a row without a value for a field of the problem."""
         named: str | None = getattr(self.columns, field)
         empty = named or next((name for name in _DEFAULT_COLUMNS[field] if name in columns), None)
         if empty:
@@ -152,29 +153,20 @@ class Dataset(FileSource):
             f"has no {field} ({known}); columns: {', '.join(columns)}; name one as `columns.{field}`"
         )
 
-    def _subject(self, columns: dict[str, Any]) -> str:
-        """Return the subject as text; empty if there is none, or if a default column has something other than text."""
-        column = self._column(columns, "subject")
-        is_text = all(isinstance(value, str) for value in column.values())
-        if not column or (self.columns.subject is None and not is_text):
-            return ""
-        return text_or_number(column, *column)
 
-    def _level(self, columns: dict[str, Any]) -> int | None:
-        """Return the level; None if there is none, or a default column has no level."""
-        column = self._column(columns, "level")
-        if not column:
-            return None
-        try:
-            return level_of(column, *column)
-        except MalformedRowError:
-            if self.columns.level:
-                raise
-            return None
+def _solution_and_answer(names: dict[str, str], values: dict[str, Any]) -> tuple[str, str]:
+    """Return the solution and the final answer, each empty if there is none; `names` has the columns by field."""
+    solution = text(values, names["solution"]) if "solution" in names else ""
+    if "answer" in names:
+        answer = text_or_number(values, names["answer"]).strip()
+        if not solution and _MARK in answer:  # as in GSM8K, where the answer is a solution
+            return answer, _declared(answer, names["answer"])
+        return solution, answer
+    return (solution, _declared(solution, names["solution"])) if solution else ("", "")
 
 
 def _declared(solution: str, column: str) -> str:
-    """Return the final answer that a solution in this column declares."""
+    """Return the final answer that a solution declares; `column` is its name, for the MalformedRowError."""
     answer = final_answer(solution, AnswerPolicy.DECLARED)
     if answer is None:
         raise MalformedRowError(
@@ -184,17 +176,17 @@ def _declared(solution: str, column: str) -> str:
     return answer
 
 
-def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return a question and, if the column has a conversation (a list, or one as JSON text), the messages before it.
+def _question(name: str, value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Return the question in a column and, if the column has a conversation, the messages before as (role, content).
 
-    A conversation may begin with a system message; then user and assistant take turns, and the user asks last.
+    A conversation, a list or its JSON text, may begin with a system message; then user and assistant take turns, and
+    the user asks last.
     """
-    ((name, value),) = column.items()
     if isinstance(value, str) and value.lstrip().startswith("[{"):
         with suppress(ValueError):
             value = json.loads(value)
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        return text(column, name), ()
+        return text({name: value}, name), ()
     roles = [each.get("role") for each in value]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if turns != ["user", *["assistant", "user"] * (len(turns) // 2)]:
@@ -207,7 +199,7 @@ def _question(column: dict[str, Any]) -> tuple[str, tuple[tuple[str, str], ...]]
 
 
 def _value(columns: dict[str, Any], name: str) -> Any:
-    """Return the value of a column, or for `a.b` of key `b` in column `a`; None if it is missing or white space."""
+    """Return the value of a column or, for `a.b`, of key `b` in column `a`; None if it is missing or white space."""
     if name in columns:
         value = columns[name]
         return None if isinstance(value, str) and not value.strip() else value

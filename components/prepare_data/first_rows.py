@@ -1,4 +1,4 @@
-"""The first rows of every source, by which a check before a run sees files that cannot be used."""
+"""The first rows of every source, which checks before a run read to find files that cannot be used."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,10 +15,10 @@ _NUM_ROWS = 20
 
 
 def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
-    """Yield what is wrong with the first rows of files and, if `imitated`, that no train problem has a solution."""
+    """Yield a line for each split whose first rows cannot be used and, if solutions are imitated, if there is none."""
     if config.repository:
         return
-    has_solutions = []
+    has_solutions = []  # of each source with train problems
     for index, source in enumerate(config.sources):
         for split in (Split.TRAIN, Split.TEST):
             rows = _first_rows(source, split)
@@ -26,8 +26,8 @@ def unusable_files(config: PrepareConfig, *, imitated: bool) -> Iterator[str]:
                 yield f"prepare_data.sources.{index}.{split}: {rows}"
             elif split == Split.TRAIN and rows:
                 has_solutions.append(any(isinstance(row, Problem) and row.solution for row in rows))
-            elif split == Split.TRAIN and source.max_problems(split) != 0:  # not read here: may have some
-                has_solutions.append(True)
+            elif split == Split.TRAIN and source.max_problems(split) != 0:
+                has_solutions.append(True)  # perhaps: the source is not a file on this machine
     if imitated and has_solutions and not any(has_solutions):
         yield (
             "train_sft.num_steps: no train problem has a solution to imitate; set train_sft.num_steps: 0, or name the "
@@ -48,9 +48,10 @@ def first_problems(config: PrepareConfig) -> Iterator[Problem]:
 
 
 def _first_rows(source: Source, split: Split) -> list[Problem | MalformedRow] | str:
-    """Return the first rows in the file of a split, or why it cannot be used; empty if it has no file here."""
-    on_hub = isinstance(source, Dataset) and source.is_on_hub(split, Path())
-    if not isinstance(source, FileSource) or source.path(split) is None or source.is_held_out(split) or on_hub:
+    """Return the first rows in the file of a split, or why it cannot be used; empty without such a file here."""
+    if not isinstance(source, FileSource) or source.path(split) is None or source.held_out_fraction(split):
+        return []
+    if isinstance(source, Dataset) and source.is_on_hub(split, Path()):
         return []
     try:
         rows = list(islice(source.read(split, Path()), _NUM_ROWS))
@@ -66,11 +67,12 @@ def _first_rows(source: Source, split: Split) -> list[Problem | MalformedRow] | 
 
 
 def hub_datasets(config: PrepareConfig) -> dict[str, Callable[[], None]]:
-    """Return a check of each dataset on the hub, by key; none with a repository, which may have such a folder."""
+    """Return, by key, a function for each dataset on the hub that raises PipelineError if the dataset is missing."""
+    if config.repository:  # it may have a folder with the name of the dataset
+        return {}
     return {
         f"prepare_data.sources.{index}.{split}": partial(source.check_on_hub, split, Path())
         for index, source in enumerate(config.sources)
         for split in (Split.TRAIN, Split.TEST)
-        if isinstance(source, Dataset) and config.repository is None
-        if not source.is_held_out(split) and source.is_on_hub(split, Path())
+        if isinstance(source, Dataset) and not source.held_out_fraction(split) and source.is_on_hub(split, Path())
     }

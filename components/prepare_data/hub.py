@@ -28,10 +28,9 @@ def is_hub_id(path: Path) -> bool:
 
 
 def files_in(folder: Path, label: Path, subset: str | None, split: str | None, default: str) -> list[RawFile]:
-    """Return the files of a split in a folder, as `HubDataset.names` chooses it; `label` is its path in messages."""
-    files = _choose(_splits(folder, label, subset), label, split, default)
-    names = [Path(file).relative_to(folder.resolve()) for file in files]
-    return [RawFile(folder / name, label / name, stem(name)) for name in names]
+    """Return the files of a split in a folder, as `HubDataset.names` chooses them; `label` is its path in messages."""
+    names = _names(folder, label, subset, split, default)
+    return [RawFile(folder / name, label / name, stem(Path(name))) for name in names]
 
 
 class HubDataset(NamedTuple):
@@ -44,7 +43,14 @@ class HubDataset(NamedTuple):
 
     def names(self, subset: str | None, split: str | None, default: str) -> list[str]:
         """Return the names of the files of `split`, or of `default` or the only one; PipelineError if it is missing."""
-        return _choose(self._splits(subset), Path(self.id), split, default)
+        with tempfile.TemporaryDirectory(prefix="grpo-pipeline-hub-") as scratch:
+            folder = Path(scratch) / self.id
+            for name in self.listing:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).touch()
+            if _README in self.listing:
+                shutil.copyfile(self._fetch(_README), folder / _README)
+            return _names(folder, Path(self.id), subset, split, default)
 
     def files(self, subset: str | None, split: str | None, default: str) -> list[RawFile]:
         """Return the files of a split, fetched from the hub or taken from its cache; PipelineError as in `names`."""
@@ -55,21 +61,8 @@ class HubDataset(NamedTuple):
             files.append(RawFile(self._fetch(name), Path(self.id) / name, prefix))
         return files
 
-    def _splits(self, subset: str | None) -> dict[str, list[str]]:
-        """Return the names of the files of each split, from a folder of empty files with these names and the README."""
-        with tempfile.TemporaryDirectory(prefix="grpo-pipeline-hub-") as scratch:
-            folder = Path(scratch).resolve() / self.id
-            for name in self.listing:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).touch()
-            if _README in self.listing:
-                shutil.copyfile(self._fetch(_README), folder / _README)
-            splits = _splits(folder, Path(self.id), subset)
-            return {
-                split: [Path(file).relative_to(folder).as_posix() for file in files] for split, files in splits.items()
-            }
-
     def _fetch(self, name: str) -> Path:
+        """Return the path of a file in the hub's cache, fetched if necessary."""
         from huggingface_hub import hf_hub_download
 
         try:
@@ -99,6 +92,7 @@ def find_on_hub(name: str, revision: str) -> HubDataset:
 
 
 def _unavailable(name: str, error: Exception, revision: str = "") -> PipelineError:
+    """Return the error for a dataset that cannot be fetched."""
     from huggingface_hub import constants
 
     at = f" with the revision {revision}" if revision else ""
@@ -111,36 +105,38 @@ def _unavailable(name: str, error: Exception, revision: str = "") -> PipelineErr
     )
 
 
-def _splits(folder: Path, label: Path, subset: str | None) -> dict[str, list[str]]:
+def _names(folder: Path, label: Path, subset: str | None, split: str | None, default: str) -> list[str]:
+    """Return the names of the files of a split in a folder: see `HubDataset.names`."""
+    splits = _splits(folder.resolve(), label, subset)
+    if split is None:
+        split = next(iter(splits)) if len(splits) == 1 else default
+    if split not in splits:
+        raise PipelineError(f"{label}: has no split `{split}`; set `{default}_split` to one of: {', '.join(splits)}")
+    names = [Path(file).relative_to(folder.resolve()).as_posix() for file in splits[split]]
+    if not names:
+        raise PipelineError(f"{label}: has no file of the split `{split}` here")
+    unreadable = [name for name in names if not is_data_file(Path(name))]
+    if unreadable:
+        raise PipelineError(f"{label}: {Path(unreadable[0]).name} cannot be read; accepted: {ACCEPTED}")
+    return sorted(names, key=natural_order)
+
+
+def _splits(folder: Path, label: Path, subset: str | None) -> Mapping[str, list[str]]:
     """Return the paths of the files of each split of a folder; reads only the names and the README."""
     import datasets  # slow to import, and not needed for single files
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns about a folder without a README
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-datasets-") as cache:
         try:
-            builder = datasets.load_dataset_builder(str(folder.resolve()), subset, cache_dir=cache)
+            builder = datasets.load_dataset_builder(str(folder), subset, cache_dir=cache)
         except datasets.exceptions.DatasetNotFoundError as error:  # raised for a folder without files
             raise PipelineError(f"{label}: has no file that can be read ({error}); accepted: {ACCEPTED}") from None
         except (ValueError, OSError) as error:
-            reason = " ".join(str(error).partition("Example of usage")[0].split()).replace(str(folder.resolve()), "")
+            message, _, _ = str(error).partition("Example of usage")
+            reason = " ".join(message.split()).replace(str(folder), "")
             if "Config name is missing" in reason or "BuilderConfig" in reason:
-                subsets = ", ".join(re.findall(r"'([^']+)'", reason.rpartition("[")[2]))
+                subsets = ", ".join(re.findall(r"'([^']+)'", reason.rpartition("[")[2]))  # the list at its end
                 what = f"has no subset `{subset}`" if subset else "has several subsets"
                 raise PipelineError(f"{label}: {what}; set `subset` to one of: {subsets}") from None
             raise PipelineError(f"{label}: has no file that can be read ({reason}); accepted: {ACCEPTED}") from None
-    files: Mapping[str, list[str]] = builder.config.data_files or {}
-    return {str(name): sorted(map(str, paths), key=natural_order) for name, paths in files.items()}
-
-
-def _choose(splits: Mapping[str, list[str]], label: Path, split: str | None, default: str) -> list[str]:
-    """Return the files of a split: see `HubDataset.names`."""
-    if split is None:
-        split = next(iter(splits)) if len(splits) == 1 else default
-    if split not in splits:
-        raise PipelineError(f"{label}: has no split `{split}`; set `{default}_split` to one of: {', '.join(splits)}")
-    if not splits[split]:
-        raise PipelineError(f"{label}: has no file of the split `{split}` here")
-    unreadable = [file for file in splits[split] if not is_data_file(Path(file))]
-    if unreadable:
-        raise PipelineError(f"{label}: {Path(unreadable[0]).name} cannot be read; accepted: {ACCEPTED}")
-    return splits[split]
+    return {str(split): list(map(str, paths)) for split, paths in (builder.config.data_files or {}).items()}

@@ -3,14 +3,14 @@
 import re
 from typing import Any, Literal
 
-from components.grading.extract import Box, final_answer, find_boxes
+from components.grading.extract import Span, final_answer, find_boxes
 from components.grading.verifier import Verdict, grade
 from components.prepare_data.source import Fields, FileSource, MalformedRowError, excerpt, text, text_or_number
 from components.shared.answer_policy import AnswerPolicy
 
 _LEVEL = re.compile(r"(?:Level )?([1-9])(?:\.0)?")
 _UNKNOWN_LEVEL = "Level ?"
-_SUBJECT = ("subject", "type")
+_SUBJECT_COLUMNS = ("subject", "type")
 _PARAGRAPH = re.compile(r"\n\s*\n")
 _REMARK = re.compile(r"\baccept(?:ed|able)?\b", re.IGNORECASE)
 
@@ -30,8 +30,9 @@ class MATH(FileSource):
         else:
             answer = text_or_number(columns, "answer").strip()
         question, solution = text(columns, "problem"), text(columns, "solution")
-        has_subject = any(columns.get(name) is not None for name in _SUBJECT)
-        return Fields(question, solution, answer, text(columns, *_SUBJECT) if has_subject else "", level_of(columns))
+        has_subject = any(columns.get(name) is not None for name in _SUBJECT_COLUMNS)
+        subject = text(columns, *_SUBJECT_COLUMNS) if has_subject else ""
+        return Fields(question, solution, answer, subject, level_of(columns))
 
 
 def boxed_answer(solution: str) -> str:
@@ -49,25 +50,27 @@ def boxed_answer(solution: str) -> str:
         raise MalformedRowError(r"the solution has an empty \boxed{}")
     if final_answer(solution, AnswerPolicy.BOXED) is None:
         raise MalformedRowError("the last box of the solution is never closed")
-    distinct: list[str] = []
-    for index, answer in enumerate(answers):
-        if not any(_is_same(answer, later) for later in answers[index + 1 :]):
-            distinct.append(answer)
+    distinct = [
+        answer
+        for index, answer in enumerate(answers)
+        if not any(_are_equal(answer, later) for later in answers[index + 1 :])
+    ]
     return ", ".join(distinct)
 
 
-def _is_remark(solution: str, boxes: list[Box], index: int) -> bool:
+def _is_remark(solution: str, boxes: list[Span], index: int) -> bool:
     r"""Tell whether a later box is a remark, such as in "Note: $\boxed{3}$ is also accepted as an answer"."""
     if index == 0:
         return False
     box = boxes[index]
-    end = boxes[index + 1].start if index + 1 < len(boxes) else len(solution)
+    next_start = boxes[index + 1].start if index + 1 < len(boxes) else len(solution)
+    # The text around the box, within its paragraph and up to the boxes next to it.
     before = _PARAGRAPH.split(solution[boxes[index - 1].end : box.start])[-1]
-    after = _PARAGRAPH.split(solution[box.end : end])[0]
+    after = _PARAGRAPH.split(solution[box.end : next_start])[0]
     return bool(_REMARK.search(before + after))
 
 
-def _is_same(answer: str, other: str) -> bool:
+def _are_equal(answer: str, other: str) -> bool:
     return answer == other or grade(other, rf"\boxed{{{answer}}}", AnswerPolicy.BOXED).verdict is Verdict.RIGHT
 
 

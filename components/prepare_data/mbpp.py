@@ -17,8 +17,8 @@ class MBPP(FileSource):
     def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem; the column of the task is `text` in the full dataset, and `prompt` in the sanitized one.
 
-        The question shows the first test, which tells the name and the arguments of the function. The others stay
-        hidden: an answer that just returns the values it was shown must not pass.
+        The question shows the first test, which has the name and the arguments of the function. The others stay hidden,
+        so an answer that just returns the value in the question does not pass.
         """
         code = text(columns, "code").replace("\r\n", "\n").strip()
         solution = f"```python\n{code}\n```"
@@ -32,14 +32,14 @@ class MBPP(FileSource):
         calls = "\n".join(test.call for test in tests)
         used = {node.id for node in ast.walk(ast.parse(calls)) if isinstance(node, ast.Name)}
         imported = sorted(_imported_names(columns) & used)
-        if imported:  # the grader runs the tests with nothing but the solution
+        if imported:  # the grader runs the tests without their imports
             raise MalformedRowError(f"the tests call {imported[0]}, which they import; they may only call the solution")
         question = _QUESTION.format(task=text(columns, "prompt", "text").strip(), test=asserts[0])
         return Fields(question, solution, answer="\n".join(asserts))
 
 
 def _statements(columns: dict[str, Any], name: str) -> list[str]:
-    """Return the list of statements in a column; MalformedRowError unless there is one."""
+    """Return the statements in a column; MalformedRowError unless it has a list of them."""
     values = columns.get(name)
     if not isinstance(values, list) or not values:
         raise MalformedRowError(f"column `{name}` is {excerpt(values)}, expected a list of Python statements")

@@ -55,7 +55,8 @@ How many {t} are in each bag?
 {a} reads {y} pages every day. The book has {x} pages and {z} pictures. How many days does {a} need to finish it?
 """,
 }
-"""Stories with their questions by subject, one per line; x and y are the numbers to compute with (see `_details`)."""
+"""Stories with their questions by subject, one per line. The fields are: x, y numbers to compute with; z a number that
+does not matter; a, b names; t, u things; d, e days; p a place."""
 _STORIES = [(subject, story) for subject, texts in _TEXTS.items() for story in texts.strip().splitlines()]
 _OPERATIONS: dict[str, tuple[str, Callable[[int, int], int]]] = {
     "addition": ("+", int.__add__),
@@ -73,7 +74,7 @@ class OneStepProblems(BuiltIn):
     """Problems of the train split, the only one: the effect of training on them is measured on real problems."""
 
     def problems(self, seed: int) -> Iterator[Problem]:
-        """Yield different problems whose stories take turns; their solution is a worked line and the answer."""
+        """Yield different problems whose stories take turns; a solution is a worked line and the answer."""
         rng = random.Random(f"{seed} {self.kind}")
         seen: set[str] = set()
         for index in range(self.num_train):
@@ -82,16 +83,19 @@ class OneStepProblems(BuiltIn):
             question, first, second = self._first((each for each in draws if each[0] not in seen), Split.TRAIN, index)
             seen.add(question)
             sign, compute = _OPERATIONS[subject]
-            answer = str(compute(first, second))
-            solution = f"{first} {sign} {second} = {answer}\n#### {answer}"
-            fields = {"question": question, "solution": solution, "answer": answer, "subject": subject}
-            yield self._problem(Split.TRAIN, index, **fields, level=None)
+            answer = compute(first, second)
+            work = f"{first} {sign} {second} = {answer}\n"
+            yield self._problem(Split.TRAIN, index, answer, work, question=question, subject=subject, level=None)
 
 
 def _draw(rng: random.Random, subject: str, story: str) -> tuple[str, int, int]:
     """Return a question from a story, and the two numbers to compute with."""
     first, second = _numbers(rng, subject)
-    return story.format(**_details(rng), x=first, y=second), first, second
+    a, b = rng.sample(_NAMES, 2)
+    t, u = rng.sample(_THINGS, 2)
+    d, e = rng.sample(_DAYS, 2)
+    z = rng.randint(2, rng.choice(_LIMITS))
+    return story.format(a=a, b=b, t=t, u=u, d=d, e=e, p=rng.choice(_PLACES), x=first, y=second, z=z), first, second
 
 
 def _numbers(rng: random.Random, subject: str) -> tuple[int, int]:
@@ -104,12 +108,3 @@ def _numbers(rng: random.Random, subject: str) -> tuple[int, int]:
     if subject == "subtraction" and first <= second:
         first, second = second + rng.randint(1, 9), first
     return first, second
-
-
-def _details(rng: random.Random) -> dict[str, str | int]:
-    """Return the fields of a story except x and y: names a, b; things t, u; days d, e; place p; distractor z."""
-    a, b = rng.sample(_NAMES, 2)
-    t, u = rng.sample(_THINGS, 2)
-    d, e = rng.sample(_DAYS, 2)
-    z = rng.randint(2, rng.choice(_LIMITS))
-    return {"a": a, "b": b, "t": t, "u": u, "d": d, "e": e, "p": rng.choice(_PLACES), "z": z}

@@ -22,7 +22,7 @@ from components.shared.stage import Stage
 Rows = list[dict[str, Any]]
 HUB_PREFIX = "datasets/"
 """Prefix of datasets among the repositories of the hub, as in their URLs."""
-_FILE_KEYS = {
+_SPLIT_KEYS = {
     Split.TRAIN: "the `train` path",
     Split.TEST: "the `test` path or test_fraction",
     Split.DEV: "dev_fraction",
@@ -31,7 +31,7 @@ _FILE_KEYS = {
 
 def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
     """Turn raw datasets into problems in a train, a test and optionally a dev split; return the numbers of problems."""
-    splits, quarantine, raw_files, difficulty = _read_sources(config)
+    splits, malformed, raw_files, difficulty = _read_sources(config)
     contaminated = _remove_contamination(splits, config.contamination)
     for split, members in splits.items():
         write_problems(problems, split, members)
@@ -51,24 +51,24 @@ def prepare(config: PrepareConfig, *, problems: Path) -> dict[str, float]:
             for split, members in splits.items()
         },
         "removed_as_contaminated": len(contaminated),
-        "quarantined": len(quarantine),
+        "quarantined": len(malformed),
         "difficulty": difficulty,
         "raw_files": raw_files,
     }
-    jsonl.write_rows(problems / "quarantine.jsonl", quarantine)
+    jsonl.write_rows(problems / "quarantine.jsonl", malformed)
     jsonl.write_json(problems / "contamination.json", contamination)
     jsonl.write_json(problems / "manifest.json", manifest)
     sizes = {split: len(members) for split, members in splits.items()}
     *all_but_last, last = (f"{size:,} {split}" for split, size in sizes.items())
-    left_out = f"{len(contaminated)} contaminated, {len(quarantine)} malformed"
+    left_out = f"{len(contaminated)} contaminated, {len(malformed)} malformed"
     if difficulty:
-        reasons = ("too_easy", "too_hard", "unmeasured")
-        left_out += "".join(f", {difficulty[reason]} {reason.replace('_', ' ')}" for reason in reasons)
+        for reason in ("too_easy", "too_hard", "unmeasured"):
+            left_out += f", {difficulty[reason]} {reason.replace('_', ' ')}"
     say("prepare_data", f"{', '.join(all_but_last)} and {last} problems (left out: {left_out})")
     return {
         **{f"num_{split}": size for split, size in sizes.items()},
         "num_contaminated": len(contaminated),
-        "num_quarantined": len(quarantine),
+        "num_quarantined": len(malformed),
     }
 
 
@@ -89,7 +89,7 @@ STAGE = Stage(
 
 
 def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Rows, Rows, Mapping[str, Any] | None]:
-    """Return the problems by split, the malformed rows, the raw files, and counts by difficulty if it is limited."""
+    """Return the problems by split, the malformed rows, the raw files, and the record of `within_band`, if any."""
     splits: dict[Split, list[Problem]] = {split: [] for split in Split}
     quarantine: Rows = []
     raw_files: Rows = []
@@ -119,14 +119,14 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
     for split in wanted:
         if not splits[split]:
             raise PipelineError(
-                f"prepare_data.sources: no source has a {split} problem; set {_FILE_KEYS[split]} of one, "
+                f"prepare_data.sources: no source has a {split} problem; set {_SPLIT_KEYS[split]} of one, "
                 f"or num_{split} of a built-in source above 0"
             )
     return {split: splits[split] for split in wanted}, quarantine, raw_files, difficulty
 
 
 def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: Split) -> tuple[str, Material]:
-    """Return the name of the file, folder or hub dataset (`ID@REVISION`) of a split, and its exact version."""
+    """Return the path of a split's file or folder, or `ID@REVISION` of its hub dataset, and the exact version."""
     path = source.path(split)
     assert path is not None, "the split has been read"
     if isinstance(source, Dataset) and (dataset := source.on_hub(split, raw.path)):
@@ -135,7 +135,7 @@ def _material(config: PrepareConfig, raw: RawFolder, source: FileSource, split: 
 
 
 def _file_material(config: PrepareConfig, raw: RawFolder, path: Path) -> Material:
-    """Return the exact version of a file or folder, which is in the config's repository if it names one."""
+    """Return the exact version of a file or folder, with the repository and commit if it comes from one."""
     repository = config.repository
     return Material(
         sha256=lineage.digest(raw.path / path),
@@ -147,11 +147,11 @@ def _file_material(config: PrepareConfig, raw: RawFolder, path: Path) -> Materia
 
 
 def _remove_contamination(splits: dict[Split, list[Problem]], config: ContaminationConfig) -> list[Contamination]:
-    """Remove and return dev problems too close to test problems, and train problems too close to either."""
+    """Remove dev problems too close to test problems, and train problems too close to either; return all of them."""
     entries = []
     held_out = list(splits[Split.TEST])
     for split in (Split.DEV, Split.TRAIN):
-        if split not in splits:
+        if split not in splits:  # DEV may be missing
             continue
         contaminated = find_contamination(splits[split], held_out, config)
         removed = {each.train for each in contaminated}

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import yaml
 
-from components.prepare_data.config import PrepareConfig
+from components.prepare_data.config import DataRepository, PrepareConfig
 from components.shared.errors import PipelineError
 from components.shared.progress import say
 from components.shared.versioning import Workspace
@@ -35,56 +35,55 @@ class RawFolder(NamedTuple):
 
 @contextmanager
 def raw_folder(config: PrepareConfig) -> Iterator[RawFolder]:
-    """Yield the folder of the sources' files, a temporary one for a repository; PipelineError if it lacks one."""
-    if config.repository is None:
-        pointers = ((path, _pointer_path(path)) for path in config.files)
-        md5s = _md5s({path: each.read_text("utf-8") for path, each in pointers if each.is_file()})
-        # Drop the MD5 of a file that was changed after its pointer was made. That of a folder cannot be checked here.
-        yield RawFolder(Path(), {path: md5 for path, md5 in md5s.items() if path.is_dir() or _md5(path) == md5})
+    """Yield the folder with the sources' files: the current one, or a temporary copy of the repository's files."""
+    if config.repository:
+        with tempfile.TemporaryDirectory(prefix="grpo-pipeline-data-") as scratch:
+            yield _copy_from(config.repository, config, Workspace(Path(scratch), Path(scratch)))
         return
-    url, commit = config.repository.url, config.repository.commit
-    with tempfile.TemporaryDirectory(prefix="grpo-pipeline-data-") as scratch:
-        workspace = Workspace(Path(scratch), Path(scratch))
-        clone, files = workspace.folder / "clone", workspace.folder / "files"
-        workspace.git("clone", "--quiet", "--no-checkout", "--no-local", "--", url, str(clone))
-        if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}^{{commit}}") is None:
-            raise PipelineError(f"prepare_data.repository: {url} has no commit {commit}")
-        on_hub = {path for path in config.hub_ids if not _is_in(workspace, clone, commit, path)}
-        paths = [path for path in dict.fromkeys(config.files) if path not in on_hub]
-        for path in paths:
-            (files / path).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)
-            except PipelineError as error:
-                reason = str(error).removeprefix("dvc: ")
-                # Of the same type, as a RetryableError is retried.
-                raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
-        say("prepare_data", f"{len(paths)} files from {url} at {commit[:12]}")
-        texts = {
-            path: workspace.try_git("-C", str(clone), "show", f"{commit}:{_pointer_path(path).as_posix()}")
-            for path in paths
-        }
-        yield RawFolder(files, _md5s({path: text for path, text in texts.items() if text}))
+    md5s = {}
+    for path in config.files:
+        pointer = _pointer_path(path)
+        md5 = _field(pointer.read_text("utf-8"), "md5") if pointer.is_file() else None
+        # A file may have been changed after its pointer was made. The MD5 of a folder cannot be checked here.
+        if md5 and (path.is_dir() or _md5(path) == md5):
+            md5s[path] = md5
+    yield RawFolder(Path(), md5s)
 
 
-def _is_in(workspace: Workspace, clone: Path, commit: str, path: Path) -> bool:
-    """Tell whether a repository has a file or folder, or DVC's pointer to it, at a commit."""
-    names = (path.as_posix(), _pointer_path(path).as_posix())
-    return any(workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}:{name}") is not None for name in names)
+def _copy_from(repository: DataRepository, config: PrepareConfig, workspace: Workspace) -> RawFolder:
+    """Copy the sources' files from a repository, except datasets on the hub; PipelineError if it lacks one of them."""
+    url, commit = repository.url, repository.commit
+    clone, files = workspace.folder / "clone", workspace.folder / "files"
+    workspace.git("clone", "--quiet", "--no-checkout", "--no-local", "--", url, str(clone))
+    if workspace.try_git("-C", str(clone), "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise PipelineError(f"prepare_data.repository: {url} has no commit {commit}")
+    md5s: dict[Path, str] = {}
+    num_files = 0
+    for path in dict.fromkeys(config.files):
+        pointer = workspace.try_git("-C", str(clone), "show", f"{commit}:{_pointer_path(path).as_posix()}")
+        in_git = workspace.try_git("-C", str(clone), "ls-tree", commit, path.as_posix())
+        if path in config.hub_ids and not pointer and not in_git:
+            continue  # read from the hub
+        (files / path).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            workspace.dvc_get(str(clone), path.as_posix(), commit, files / path)
+        except PipelineError as error:
+            reason = str(error).removeprefix("dvc: ")
+            # Of the same type, as a RetryableError is retried.
+            raise type(error)(f"cannot read {path} from {url} at {commit}: {reason}") from None
+        num_files += 1
+        if md5 := _field(pointer or "", "md5"):
+            md5s[path] = md5
+    say("prepare_data", f"{num_files} files from {url} at {commit[:12]}")
+    return RawFolder(files, md5s)
 
 
 def _pointer_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.dvc")
 
 
-def _md5s(pointers: Mapping[Path, str]) -> dict[Path, str]:
-    """Return the MD5 in the texts of DVC pointers, by path, without invalid pointers."""
-    md5s = {path: _field(text, "md5") for path, text in pointers.items()}
-    return {path: md5 for path, md5 in md5s.items() if md5}
-
-
 def _field(pointer: str, key: str, kind: Literal["outs", "deps"] = "outs") -> str | None:
-    """Return a field of the output (`outs`) or of its source (`deps`) in a pointer's text; None if it is missing."""
+    """Return a field of the file (`outs`) or of its origin (`deps`) in the text of a DVC pointer; None if missing."""
     try:
         return str(yaml.safe_load(pointer)[kind][0][key])
     except (yaml.YAMLError, KeyError, IndexError, TypeError):
@@ -117,7 +116,7 @@ def fetch_raw_files(source: Path) -> None:
         say("data", f"{_RAW} is complete ({len(pointers)} files)")
         return
     for pointer in missing:
-        # Remove damaged objects first: DVC would copy them without a check.
+        # Remove or replace damaged objects first: DVC would copy them without a check.
         cached, stored = pointer.object_in(_CACHE), pointer.object_in(_REMOTE)
         if _md5(cached) != pointer.md5:
             cached.unlink(missing_ok=True)
@@ -135,19 +134,18 @@ def read_pointers() -> list[Pointer]:
     paths = sorted(_RAW.glob("*.dvc"))
     if not paths:
         raise PipelineError(f"{_RAW}: contains no DVC pointers; run this in the project's folder")
-    return [_read_pointer(path) for path in paths]
-
-
-def _read_pointer(path: Path) -> Pointer:
-    text = path.read_text(encoding="utf-8", errors="replace")
-    name, md5 = _field(text, "path"), _field(text, "md5")
-    if name is None or md5 is None:
-        raise PipelineError(f"{path}: not a DVC pointer to one file; restore it with git")
-    return Pointer(path, path.parent / name, md5, _field(text, "path", "deps"))
+    pointers = []
+    for path in paths:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        name, md5 = _field(text, "path"), _field(text, "md5")
+        if name is None or md5 is None:
+            raise PipelineError(f"{path}: not a DVC pointer to one file; restore it with git")
+        pointers.append(Pointer(path, path.parent / name, md5, _field(text, "path", "deps")))
+    return pointers
 
 
 def _is_present(pointer: Pointer) -> bool:
-    """Tell whether the file of a pointer is there; PipelineError if it has other content."""
+    """Tell whether the file of a pointer exists; PipelineError if it has other content."""
     md5 = _md5(pointer.target)
     if md5 not in {None, pointer.md5}:
         # Do not overwrite it: it may be the only copy of somebody's work.
@@ -156,7 +154,7 @@ def _is_present(pointer: Pointer) -> bool:
 
 
 def _store(pointer: Pointer, file: Path) -> None:
-    """Copy the content of a pointer into the remote: from `file` if it has the right MD5, or as it is published."""
+    """Copy the content of a pointer into the remote, from `file` if it has the right MD5, or from its address."""
     stored = pointer.object_in(_REMOTE)
     stored.parent.mkdir(parents=True, exist_ok=True)
     partial = stored.with_suffix(".partial")

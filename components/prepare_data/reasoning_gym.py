@@ -64,8 +64,7 @@ class ReasoningGym(BuiltIn):
                         f"has no further question after {index} problems; lower it, or give {task} other arguments"
                     )
                 question, answer = entry
-                fields = {"question": question, "solution": f"#### {answer}", "answer": answer, "subject": task}
-                yield self._problem(split, index, **fields, level=None)
+                yield self._problem(split, index, answer, question=question, subject=task, level=None)
 
 
 def _entries(task: str, arguments: dict[str, Any]) -> Iterator[tuple[str, str]]:

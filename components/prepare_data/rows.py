@@ -58,8 +58,7 @@ _RawRow = tuple[int | None, int, dict[str, Any] | str]
 
 def read_rows(file: RawFile) -> Iterator[Row]:
     """Yield the rows of a file in order, lazily except for JSON; PipelineError if the file cannot be read."""
-    name = Path(file.label.stem if _is_compressed(file.path) else file.label)
-    reader = _READERS.get(name.suffix.lower())
+    reader = _READERS.get(_uncompressed_name(file.path).suffix.lower())
     if reader is None:
         raise PipelineError(f"{file.label}: is of no format that can be read; accepted: {ACCEPTED}")
     try:
@@ -67,11 +66,8 @@ def read_rows(file: RawFile) -> Iterator[Row]:
             names = [file.prefix] if file.prefix else []
             if number is not None:
                 names.append(f"{number:05d}")
-            row_name = "/".join(names) or "00000"
-            if isinstance(content, str):
-                yield Row(file.label, line, row_name, columns=None, reason=content)
-            else:
-                yield Row(file.label, line, row_name, content)
+            row = Row(file.label, line, "/".join(names) or "00000", columns=None)
+            yield row._replace(reason=content) if isinstance(content, str) else row._replace(columns=content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise PipelineError(f"{file.label}: not a gzip file that can be read ({error})") from None
     except UnicodeError as error:
@@ -79,7 +75,7 @@ def read_rows(file: RawFile) -> Iterator[Row]:
 
 
 def count_rows(file: RawFile) -> int:
-    """Return the number of rows of a file, for parquet without reading them."""
+    """Return the number of rows of a file; a parquet file is not read for that."""
     if file.path.suffix == ".parquet":
         with _parquet(file) as parquet:
             return int(parquet.metadata.num_rows)
@@ -88,12 +84,12 @@ def count_rows(file: RawFile) -> int:
 
 def is_data_file(path: Path) -> bool:
     """Tell whether a file has a format that can be read, by its name."""
-    return Path(path.stem if _is_compressed(path) else path).suffix.lower() in _READERS
+    return _uncompressed_name(path).suffix.lower() in _READERS
 
 
 def stem(path: Path) -> str:
     """Return a path without the suffix of its format, and without `.gz`."""
-    return (path.with_suffix("") if _is_compressed(path) else path).with_suffix("").as_posix()
+    return _uncompressed_name(path).with_suffix("").as_posix()
 
 
 def natural_order(path: str | Path) -> list[int | str]:
@@ -105,12 +101,17 @@ def _is_compressed(path: Path) -> bool:
     return path.suffix.lower() == ".gz"
 
 
+def _uncompressed_name(path: Path) -> Path:
+    """Return a path without `.gz`."""
+    return path.with_suffix("") if _is_compressed(path) else path
+
+
 def _open(file: RawFile) -> IO[bytes]:
     return io.BufferedReader(_Decompressed(file.path)) if _is_compressed(file.path) else file.path.open("rb")
 
 
 class _Decompressed(io.RawIOBase):
-    """The content of a gzip file, up to a ratio that real data do not reach: a small file could fill the memory."""
+    """The content of a gzip file, up to a ratio that no real data reach: a small file could fill the memory."""
 
     def __init__(self, path: Path) -> None:
         self._file = gzip.GzipFile(path)
@@ -137,7 +138,7 @@ def _read_json_lines(file: RawFile) -> Iterator[_RawRow]:
 
 
 def _parse_lines(lines: Iterable[bytes]) -> Iterator[_RawRow]:
-    """Yield the index and number of each line, and its object or what is wrong with it; empty lines only count."""
+    """Yield the row in each line; empty lines have none, but count."""
     for index, line in enumerate(lines):
         if content := line.removeprefix(_BYTE_ORDER_MARK).strip():
             try:
@@ -148,7 +149,7 @@ def _parse_lines(lines: Iterable[bytes]) -> Iterator[_RawRow]:
 
 
 def _read_json(file: RawFile) -> Iterator[_RawRow]:
-    """Yield the objects of an array or the only object of a file; if it has several JSON lines, yield theirs."""
+    """Yield the rows of a file that has an array of objects, only one object, or JSON lines."""
     with _open(file) as opened:
         content = opened.read().removeprefix(_BYTE_ORDER_MARK)
     try:
@@ -180,7 +181,11 @@ def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_RawRow]:
         reader = csv.reader(chain([first], text), delimiter=delimiter, strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
-            _check_header(file, header)
+            if not any(header):
+                raise PipelineError(f"{file.label}: is empty; its first line has to name the columns")
+            twice = next((name for name in header if header.count(name) > 1), None)
+            if twice is not None:
+                raise PipelineError(f'{file.label}:1: two columns are named "{twice}"; rename one of them')
             line = reader.line_num + 1
             for index, values in enumerate(reader):
                 if values:
@@ -188,14 +193,6 @@ def _read_delimited(file: RawFile, *, delimiters: str) -> Iterator[_RawRow]:
                 line = reader.line_num + 1
         except csv.Error as error:
             raise PipelineError(f"{file.label}:{reader.line_num}: not valid CSV ({error})") from None
-
-
-def _check_header(file: RawFile, header: list[str]) -> None:
-    if not any(header):
-        raise PipelineError(f"{file.label}: is empty; its first line has to name the columns")
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise PipelineError(f'{file.label}:1: two columns are named "{twice}"; rename one of them')
 
 
 def _named_cells(header: list[str], values: list[str]) -> dict[str, Any] | str:
@@ -223,19 +220,21 @@ def _parquet(file: RawFile) -> Iterator[Any]:
 
 def _read_parquet(file: RawFile) -> Iterator[_RawRow]:
     with _parquet(file) as parquet:
-        batches = map(_shortest_decimals, parquet.iter_batches(_PARQUET_ROWS))
-        for index, columns in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield index, index + 1, columns
+        index = 0
+        for batch in parquet.iter_batches(_PARQUET_ROWS):
+            for columns in _shortest_decimals(batch).to_pylist():
+                yield index, index + 1, columns
+                index += 1
 
 
 def _shortest_decimals(batch: Any) -> Any:
-    """Return a batch of rows with float32 columns as float64, through text: 0.1 instead of 0.10000000149."""
+    """Return a batch of rows with float32 columns as float64, converted through text: 0.1 instead of 0.10000000149."""
     import pyarrow
 
-    for place, field in enumerate(batch.schema):
+    for index, field in enumerate(batch.schema):
         if pyarrow.types.is_float32(field.type):
-            exact = batch.column(place).cast(pyarrow.string()).cast(pyarrow.float64())
-            batch = batch.set_column(place, field.name, exact)
+            decimals = batch.column(index).cast(pyarrow.string()).cast(pyarrow.float64())
+            batch = batch.set_column(index, field.name, decimals)
     return batch
 
 

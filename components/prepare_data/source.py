@@ -115,45 +115,45 @@ class FileSource(Config):
 
     @classmethod
     def default_name(cls, values: dict[str, Any]) -> str:
-        """Return the name of a source that is not given one."""
+        """Return the name of a source whose config, with these values, has no name."""
         return str(values.get("kind", cls.model_fields["kind"].default))
 
     def path(self, split: Split) -> Path | None:
         """Return the file or folder of a split; None if the split is not used."""
         if split == Split.TEST and self.test:
             return self.test
-        return self.train if split == Split.TRAIN or self._held_out_fraction(split) else None
+        return self.train if split == Split.TRAIN or self.held_out_fraction(split) else None
 
-    def _held_out_fraction(self, split: Split) -> float:
-        """Return the fraction of the train file that becomes another split."""
+    def held_out_fraction(self, split: Split) -> float:
+        """Return the fraction of the train file that becomes this split; 0 for a split that is no part of that file."""
         return {Split.TEST: self.test_fraction, Split.DEV: self.dev_fraction}.get(split, 0.0)
 
     def max_problems(self, split: Split) -> int | None:
         """Return the maximum number of problems of a split; None if only its files limit it."""
-        limits = {Split.TRAIN: self.train_limit, Split.TEST: self.test_limit}
-        return 0 if self.path(split) is None else limits.get(split)
-
-    def is_held_out(self, split: Split) -> bool:
-        """Tell whether a split is a random part of the train file."""
-        return self._held_out_fraction(split) > 0
-
-    def expected_problems(self, split: Split, root: Path | None) -> int | None:
-        """Return the problems of a split: its rows below `root` or, without `root`, as published; None if unknown."""
         if self.path(split) is None:
             return 0
-        published = _PUBLISHED.get((self.kind, Split.TRAIN if self.is_held_out(split) else split))
-        number = published if root is None else self.num_rows(split, root)
+        return {Split.TRAIN: self.train_limit, Split.TEST: self.test_limit}.get(split)
+
+    def expected_problems(self, split: Split, root: Path | None) -> int | None:
+        """Return the number of problems of a split, from its rows below `root` or as published; None if unknown."""
+        if self.path(split) is None:
+            return 0
+        fraction = self.held_out_fraction(split)
+        if root is None:
+            number = _PUBLISHED.get((self.kind, Split.TRAIN if fraction else split))
+        else:
+            number = self.num_rows(split, root)
         if number is None:
             return None
-        if self.is_held_out(split):
-            number = round(self._held_out_fraction(split) * number)
+        if fraction:
+            number = round(fraction * number)
         return min(number, self.max_problems(split) or number)
 
     def num_rows(self, split: Split, root: Path) -> int | None:
         """Return the number of rows in the files of a split; None if they cannot be read."""
         try:
             return sum(map(count_rows, self.files(split, root)))
-        except PipelineError:  # is reported when the rows are read
+        except PipelineError:  # reported when the rows are read
             return None
 
     def files(self, split: Split, root: Path) -> list[RawFile]:
@@ -177,12 +177,12 @@ class FileSource(Config):
         """Return the problem in one row; MalformedRowError if the row cannot be used."""
 
     def read(self, split: Split, root: Path, *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
-        """Yield the problem in each row of a split, up to its maximum, or why there is none.
+        """Yield the problem in each row of a split, or why the row cannot be used, up to the maximum of the split.
 
-        The path of the split is relative to `root`. The id of a problem ends in the name of its row. `seed` decides
-        which problems of the train file are held out for another split.
+        The path of the split is relative to `root`. `seed` decides which problems of the train file are held out.
         """
-        num_problems, is_held_out = 0, self.is_held_out(split)
+        num_problems = 0
+        is_held_out = self.held_out_fraction(split) > 0
         for file in self.files(split, root):
             for row in read_rows(file):
                 try:
@@ -193,7 +193,8 @@ class FileSource(Config):
                     if not is_held_out:  # the train split reports the malformed rows of the train file
                         yield MalformedRow(row.file, row.line, str(error))
                     continue
-                if (split == Split.TRAIN or is_held_out) and self._split_of(fields.question, seed) != split:
+                is_in_train_file = split == Split.TRAIN or is_held_out
+                if is_in_train_file and self._split_of(fields.question, seed) != split:
                     continue
                 yield Problem(id=f"{self.name}/{split}/{row.name}", source=self.name, split=split, **fields._asdict())
                 num_problems += 1
@@ -204,7 +205,7 @@ class FileSource(Config):
         """Return the split of a problem in the train file; case and spacing of the question do not matter for TEST."""
         if fraction_of(f"test {seed} {' '.join(question.casefold().split())}") < self.test_fraction:
             return Split.TEST
-        # `dev_fraction` is a fraction of all problems, and the test problems are already gone.
+        # `dev_fraction` is a fraction of all problems, of which 1 - `test_fraction` are left here.
         is_dev = fraction_of(f"dev {question}") * (1 - self.test_fraction) < self.dev_fraction
         return Split.DEV if is_dev else Split.TRAIN
 
@@ -233,17 +234,19 @@ class BuiltIn(Config):
         return int(getattr(self, f"num_{split}", 0))
 
     def _first(self, draws: Iterator[T], split: Split, index: int) -> T:
-        """Return the first of the draws, which becomes problem `index` of the split; PipelineError if there is none."""
-        drawn = next(draws, None)
-        if drawn is None:
-            raise PipelineError(
-                f"prepare_data.sources: {self.name}: num_{split} is {self.max_problems(split)}, but only {index} "
-                "distinct problems exist in equal shares of families and levels; lower it or allow more of them"
-            )
-        return drawn
+        """Return the first of the draws, for problem number `index` of the split; PipelineError if there is none."""
+        for drawn in draws:
+            return drawn
+        raise PipelineError(
+            f"prepare_data.sources: {self.name}: num_{split} is {self.max_problems(split)}, but only {index} "
+            "distinct problems exist in equal shares of families and levels; lower it or allow more of them"
+        )
 
-    def _problem(self, split: Split, index: int, **fields: Any) -> Problem:
-        return Problem(id=f"{self.name}/{split}/{index:05d}", source=self.name, split=split, **fields)
+    def _problem(self, split: Split, index: int, answer: int | str, work: str = "", **fields: Any) -> Problem:
+        """Return problem number `index` of a split, whose solution is `work`, in lines, and the answer."""
+        solution = f"{work}#### {answer}"
+        fields |= {"id": f"{self.name}/{split}/{index:05d}", "source": self.name, "split": split}
+        return Problem(answer=str(answer), solution=solution, **fields)
 
     @abstractmethod
     def problems(self, seed: int) -> Iterator[Problem]:
@@ -251,7 +254,7 @@ class BuiltIn(Config):
 
 
 def fraction_of(content: str) -> float:
-    """Return a pseudo-random number from 0 to 1 that depends only on a text."""
+    """Return a pseudo-random number from 0 (inclusive) to 1 (exclusive) that depends only on a text."""
     return int.from_bytes(hashlib.sha256(content.encode()).digest()[:8]) / 2**64
 
 
@@ -259,7 +262,8 @@ def text(columns: dict[str, Any], *names: str) -> str:
     """Return the first of the named columns that has a value; MalformedRowError unless it is text in valid Unicode."""
     name = next((name for name in names if columns.get(name) is not None), None)
     if name is None:
-        raise MalformedRowError(f"column {' or '.join(f'`{name}`' for name in names)} is missing")
+        accepted = " or ".join(f"`{name}`" for name in names)
+        raise MalformedRowError(f"column {accepted} is missing")
     value = columns[name]
     if not isinstance(value, str):
         raise MalformedRowError(f"column `{name}` is {excerpt(value)}, expected text")
@@ -280,14 +284,14 @@ def text_or_number(columns: dict[str, Any], *names: str) -> str:
     if type(value) is int:  # not a bool
         return str(value)
     if not isinstance(value, float | Decimal) or not math.isfinite(value):
-        return text(columns, *names)
-    # A double is exact to 15 digits: 0.1 + 0.2 is 0.3.
+        return text(columns, *names)  # or MalformedRowError
+    # 15 digits, to which a double is exact: 0.1 + 0.2 is 0.3.
     number = Decimal(f"{value:.15g}") if isinstance(value, float) else value
     whole = number.to_integral_value()
     return format(whole if number == whole else number.normalize(), "f")
 
 
 def excerpt(value: Any) -> str:
-    """Return a value as JSON, truncated for a message."""
+    """Return the beginning of a value's JSON for a message."""
     encoded = json.dumps(value, default=str)
     return encoded if len(encoded) <= _MAX_EXCERPT else f"{encoded[:_MAX_EXCERPT]}..."

@@ -23,11 +23,9 @@ class SVAMP(FileSource):
         if body[-1] not in ".?!":
             body += "."
         question = f"{body} {text(columns, 'Question').strip()}"
-        solution = f"{_calculation(text(columns, 'Equation'))} = {answer}\n#### {answer}"
+        # Write `( 76.0 - 25.0 )` as `76 - 25`.
+        equation = _SPACES_WITHIN.sub("", _WHOLE_NUMBER.sub(r"\1", text(columns, "Equation").strip()))
+        if equation.startswith("(") and equation.endswith(")"):
+            equation = equation[1:-1]
+        solution = f"{equation} = {answer}\n#### {answer}"
         return Fields(question, solution, answer, text(columns, "Type").replace("Divison", "Division"))
-
-
-def _calculation(equation: str) -> str:
-    """Return `76 - 25` for `( 76.0 - 25.0 )`."""
-    calculation = _SPACES_WITHIN.sub("", _WHOLE_NUMBER.sub(r"\1", equation.strip()))
-    return calculation[1:-1] if calculation.startswith("(") and calculation.endswith(")") else calculation

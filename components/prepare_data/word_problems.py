@@ -62,21 +62,14 @@ class WordProblems(BuiltIn):
             for index in range(self.max_problems(split)):
                 family = self.families[index % len(self.families)]
                 level = 1 + index // len(self.families) % num_levels
-                chains = (_chain(rng, family, self.min_operands + level - 1) for _ in range(MAX_DRAWS))
-                allowed = (each for each in chains if split_of(each) == origin and each not in trained)
-                chain = self._first((each for each in allowed if (family, each) not in seen), split, index)
+                draws = (_chain(rng, family, self.min_operands + level - 1) for _ in range(MAX_DRAWS))
+                allowed = (chain for chain in draws if split_of(chain) == origin and chain not in trained)
+                chain = self._first((chain for chain in allowed if (family, chain) not in seen), split, index)
                 seen.add((family, chain))
                 is_worked = fraction_of(f"worked {seed} {family} {chain}") < self.worked_fraction
                 work = _steps(chain) if is_worked else ""
-                yield self._problem(
-                    split,
-                    index,
-                    question=_question(rng, family, chain),
-                    solution=f"{work}#### {sum(chain)}",
-                    answer=str(sum(chain)),
-                    subject=family,
-                    level=level,
-                )
+                question = _question(rng, family, chain)
+                yield self._problem(split, index, sum(chain), work, question=question, subject=family, level=level)
             if split == Split.TRAIN:
                 trained = {chain for _, chain in seen}
 
@@ -87,7 +80,7 @@ def split_of(chain: Chain) -> Split:
 
 
 def _chain(rng: random.Random, family: Family, length: int) -> Chain:
-    """Draw single digits with the signs of a family; at a total of 0, the next one is always added."""
+    """Return a random calculation with `length` single digits and the signs of a family; no total is below 0."""
     num_losses = max(1, length // 3) if family == "leftovers" else 0
     signs = [1] * (length - num_losses - 1) + [-1] * num_losses
     if family == "gains_and_losses":
@@ -95,7 +88,7 @@ def _chain(rng: random.Random, family: Family, length: int) -> Chain:
     total = rng.randint(2, 9)  # "has 1 coins" would not be English
     chain = [total]
     for sign in signs:
-        is_gain = sign > 0 or total == 0
+        is_gain = sign > 0 or total == 0  # nothing can be lost of 0
         step = rng.randint(1, 9) if is_gain else -rng.randint(1, min(9, total))
         chain.append(step)
         total += step
@@ -103,6 +96,7 @@ def _chain(rng: random.Random, family: Family, length: int) -> Chain:
 
 
 def _question(rng: random.Random, family: Family, chain: Chain) -> str:
+    """Return a story about a calculation, with random names and a random thing."""
     names = rng.sample(NAMES, 2) if family == "shared" else [rng.choice(NAMES)]
     name, thing, first = names[0], rng.choice(THINGS), chain[0]
     if family == "total":

@@ -47,24 +47,24 @@ def history(snapshot: Snapshot, name: str) -> list[Change]:
     A registration that gave an alias is one entry, read from the alias; others are read from the tags of the versions.
     """
     changes = changes_of(snapshot, name)
-    recorded = {change.version for change in changes if change.action == "register"}
-    without_alias = [
+    with_alias = {change.version for change in changes if change.action == "register"}
+    registrations = [
         Change("register", version.tag, None, 0, datetime.fromisoformat(version.at), version.by, reason="")
         for version in snapshot.versions(name, withdrawn=True)
-        if version.tag not in recorded
+        if version.tag not in with_alias
     ]
-    # At the same moment, a registration without an alias comes first.
-    return sorted([*without_alias, *changes], key=lambda change: (change.at, change.alias is not None, change.count))
+    # At the same moment, a registration comes before changes of aliases: its count is 0.
+    return sorted([*registrations, *changes], key=lambda change: (change.at, change.count))
 
 
 def changes_of(snapshot: Snapshot, name: str, alias: str | None = None) -> list[Change]:
     """Return the changes of an alias of a model, or of all its aliases, sorted by count."""
-    versions = {version.commit: version.tag for version in snapshot.versions(name, withdrawn=True)}
-    return [_change(each, versions.get(each.commit, each.commit)) for each in snapshot.assignments(name, alias)]
+    tags = {version.commit: version.tag for version in snapshot.versions(name, withdrawn=True)}
+    return [_change(each, tags.get(each.commit, each.commit)) for each in snapshot.assignments(name, alias)]
 
 
 def rollback_target(snapshot: Snapshot, name: str, alias: str) -> str | None:
-    """Return the tag to which a rollback moves an alias, if any; withdrawn and rolled back versions are skipped."""
+    """Return the tag to which a rollback moves an alias, None without one; skip withdrawn and rolled back versions."""
     stack: list[str] = []  # versions that had the alias, the current one last
     for change in changes_of(snapshot, name, alias):
         if change.action == "remove":
@@ -87,7 +87,7 @@ def change_alias(
     """
     change = Change(action, version.tag, alias, count, datetime.now(UTC), person(), reason, facts)
     with open_repository(location) as registry:
-        is_next = next_count(registry.snapshot, version.name, alias) == count
+        is_next = next_count(registry, version.name, alias) == count
         tag, message = _tag(version.name, change)
         if not (is_next and registry.publish({tag: message}, version.commit)):
             with read_registry(location) as snapshot:
@@ -99,7 +99,7 @@ def change_alias(
 
 
 def candidate(snapshot: Snapshot, name: str, version: str, reason: str) -> tuple[str, str]:
-    """Return the tag, and its message, that makes a version the candidate when it is registered."""
+    """Return the tag that makes a version the candidate when it is registered, and the tag's message."""
     count = next_count(snapshot, name, CANDIDATE)
     return _tag(name, Change("register", version, CANDIDATE, count, datetime.now(UTC), person(), reason))
 
@@ -131,12 +131,12 @@ def _change(assignment: Assignment, version: str) -> Change:
     paragraphs = assignment.message.split("\n\n")
     reason, trailers = " ".join(paragraphs[1:-1]), paragraphs[-1].splitlines()
     facts = {key: value for key, _, value in (line.partition(": ") for line in trailers)}
-    recorded = facts.pop("Action", None)
+    recorded, by = facts.pop("Action", None), facts.pop("By", assignment.by)
     action: Action | None = next((each for each in get_args(Action) if each == recorded), None)
-    at, by = datetime.fromisoformat(assignment.at), facts.pop("By", assignment.by)
-    if action is None:
+    if action is None:  # made by hand
         action = "remove" if assignment.withdrawn else "assign"
         reason, facts = assignment.message, {}
+    at = datetime.fromisoformat(assignment.at)
     return Change(action, version, assignment.alias, assignment.count, at, by, _one_line(reason), facts)
 
 

@@ -36,12 +36,12 @@ def model_card(version: Mapping[str, Any], results: Mapping[str, Any], licence: 
     provenance = results["provenance"]
     configs: dict[str, dict[str, Any]] = provenance["configs"]
     models = (config["model"] for config in configs.values() if isinstance(config.get("model"), dict))
-    # The report on artifacts without a lineage has no configs.
-    unset: dict[str, Any] = {"base": "unknown", "prompt": None, "chat": None, "thinking": None, "prompts": {}}
-    model = {**unset, **next(models, {})}
+    # Without a config, if the artifacts of the report have no lineage.
+    unknown: dict[str, Any] = {"base": "unknown", "prompt": None, "chat": None, "thinking": None, "prompts": {}}
+    model = unknown | next(models, {})
     material = provenance.get("materials", {}).get(model["base"]) or {}
     hub: dict[str, Any] = {}
-    if material.get("repository") == model["base"]:  # otherwise it comes from a folder or was made from scratch
+    if material.get("repository") == model["base"]:  # otherwise a folder, or a model made from scratch
         hub = {"name": model["base"], "commit": material["commit"]}
     return environment.get_template("model_card.md.jinja").render(
         **results,

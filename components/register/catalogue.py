@@ -101,58 +101,61 @@ class Catalogue:
             raise PipelineError(
                 f"register.model_registry: {address} would get this process's token unencrypted; use https://"
             )
-        self._api_version = self._run(self._find_api_version())
+        self._run(self._find_api_version())
 
     def announce(self, entry: Entry) -> bool:
         """Create model, version and artifact of an entry unless they exist; return whether one of the last two is new.
 
         PipelineError if the catalogue has other weights, or another address of them, under this name and version.
         """
-        return self._run(_announce(self._client(self._api_version), entry))
+        return self._run(_announce(self._client(), entry))
 
     def update(self, name: str, statuses: Mapping[str, Status]) -> int:
         """Update states (archived if withdrawn) and aliases of announced versions; return how many differed."""
-        return self._run(_update(self._client(self._api_version), name, statuses))
+        return self._run(_update(self._client(), name, statuses))
 
     def missing(self, name: str, numbers: Iterable[str]) -> list[str]:
         """Return those of a model's version numbers, such as `v0.0.1`, that were not announced, or not completely."""
-        return self._run(_missing(self._client(self._api_version), name, numbers))
+        return self._run(_missing(self._client(), name, numbers))
 
-    async def _find_api_version(self) -> str:
-        """Return the server's API version: the first supported one that it answers to."""
+    async def _find_api_version(self) -> None:
+        """Set the first supported API version that the server answers to."""
         from mr_openapi.exceptions import NotFoundException
 
         for version in _SUPPORTED:
-            async with self._client(version).get_client() as api:
+            self._api_version = version
+            async with self._client().get_client() as api:
                 try:
                     await api.get_registered_models(page_size="1")
+                    return
                 except NotFoundException:
                     continue
-            return version
         raise PipelineError(
             f"{self._server}: not a model registry of a supported release; its API has none of the versions "
             f"{', '.join(_SUPPORTED)}"
         )
 
-    def _client(self, api_version: str) -> "ModelRegistryAPIClient":
+    def _client(self) -> "ModelRegistryAPIClient":
         """Return a client for the server's version of the API, with the current token."""
         from model_registry.core import ModelRegistryAPIClient
-        from mr_openapi import ApiClient, Configuration, ModelRegistryServiceApi
+        from mr_openapi import Configuration
 
-        class VersionedApiClient(ApiClient):  # type: ignore[misc]
-            """Sends requests to the server's API version."""
-
-            def param_serialize(self, method: str, resource_path: str, *rest: Any, **options: Any) -> Any:
-                path = resource_path.replace(f"/{_CLIENT_VERSION}/", f"/{api_version}/", 1)
-                return super().param_serialize(method, path, *rest, **options)
+        api_version = self._api_version
 
         class Client(ModelRegistryAPIClient):  # type: ignore[misc]
-            """The original client on a VersionedApiClient."""
+            """The original client, whose requests go to the server's API version."""
 
             @asynccontextmanager
             async def get_client(self) -> AsyncIterator[Any]:
-                async with VersionedApiClient(self.config) as connection:
-                    yield ModelRegistryServiceApi(connection)
+                async with super().get_client() as api:
+                    serialize = api.api_client.param_serialize
+
+                    def with_version(*, resource_path: str, **options: Any) -> Any:
+                        path = resource_path.replace(f"/{_CLIENT_VERSION}/", f"/{api_version}/", 1)
+                        return serialize(resource_path=path, **options)
+
+                    api.api_client.param_serialize = with_version
+                    yield api
 
         ca_file = self._environment.get(CATALOGUE_CA_VARIABLE)
         certificates = str(_readable(ca_file, "certificates")) if ca_file else None
@@ -167,11 +170,11 @@ class Catalogue:
         pod_file = _SERVICE_ACCOUNT / "token"
         file = own_file or kubeflow_file or (pod_file if pod_file.is_file() else None)
         if file:
-            return _readable(file, "token").read_text(encoding="utf-8").strip(), f"this one is from {file}"
+            return _readable(file, "token").read_text("utf-8").strip(), f"this one is from {file}"
         return None, f"there is none; set {CATALOGUE_TOKEN_FILE_VARIABLES[0]} or {CATALOGUE_TOKEN_VARIABLE}"
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run requests within the time limit and turn the client's errors into errors of one line."""
+        """Return the result of requests, run within the time limit; the client's errors become errors of one line."""
         import aiohttp
         from mr_openapi.exceptions import ApiException
 
@@ -190,7 +193,7 @@ class Catalogue:
 
 
 def _readable(path: str | Path, content: str) -> Path:
-    """Return a path; PipelineError unless it can be read. `content` is the file's content for the message."""
+    """Return the path of a file; PipelineError, which names its `content`, unless the file can be read."""
     if not os.access(path, os.R_OK):
         raise PipelineError(f"{path}: no readable file with the {content} of the model registry")
     return Path(path)
@@ -199,7 +202,7 @@ def _readable(path: str | Path, content: str) -> Path:
 def incomplete_steps(snapshot: Snapshot, name: str, address: str | None) -> Iterator[str]:
     """Yield a line for each step that registrations of a model have not completed.
 
-    Missing announcements to the catalogue at `address`, None without one, come last. Errors are those of `Catalogue`.
+    With an `address`, these include missing announcements to the catalogue there. Errors are those of `Catalogue`.
     """
     versions = snapshot.versions(name)
     candidates = {each.commit for each in snapshot.assignments(name, CANDIDATE)}
@@ -211,16 +214,19 @@ def incomplete_steps(snapshot: Snapshot, name: str, address: str | None) -> Iter
 
 
 def unannounced(snapshot: Snapshot, name: str, catalogue: Catalogue) -> list[Version]:
-    """Return the versions of a model that name a catalogue to announce them to, but are not completely in it."""
+    """Return the versions of a model that were to be announced to a catalogue, but are not completely in it."""
     versions = snapshot.versions(name)
-    registrations = zip(versions, snapshot.registrations(versions), strict=True)
-    expected = [version for version, each in registrations if each.get("model_registry") == catalogue.address]
+    expected = [
+        version
+        for version, registration in zip(versions, snapshot.registrations(versions), strict=True)
+        if registration.get("model_registry") == catalogue.address
+    ]
     missing = catalogue.missing(name, [version.version for version in expected])
     return [version for version in expected if version.version in missing]
 
 
 def require_url(url: str) -> None:
-    """Raise PipelineError if the storage of the weights is a folder, which other machines cannot reach."""
+    """Raise PipelineError if the storage of the weights is a folder: other machines cannot reach it."""
     if not is_url(url) or url.startswith("file:"):
         raise PipelineError(
             f"register.storage: the weights are in the folder {url}, which other machines cannot reach; "
@@ -229,9 +235,11 @@ def require_url(url: str) -> None:
 
 
 def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
-    """Return the entry of a registered version with its weights at `uri`; its Kubeflow run is that of this process."""
+    """Return the entry of a registered version with its weights at `uri`, as registered by this Kubeflow run."""
     tag = version["tag"]
-    pipeline_commit = ("log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}")
+    pipeline_commit = snapshot.repository.git(
+        "log", "-1", "--format=%(trailers:key=Pipeline-Commit,valueonly)", f"refs/tags/{tag}"
+    )
     verdict, summary, provenance = (
         json.loads(snapshot.read(tag, f"{name}.json")) for name in ("verdict", "summary", "provenance")
     )
@@ -252,7 +260,7 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
             "bundle_digest": version["bundle_digest"],
             "parent": version["parent"] or "none",
             "dvc_md5": md5_in(snapshot.read(tag, f"{POLICY}.dvc")),
-            "git_sha": snapshot.repository.git(*pipeline_commit).strip(),
+            "git_sha": pipeline_commit.strip(),
             "registry": version["registry"],
             "registry_tag": tag,
         },
@@ -261,7 +269,7 @@ def entry_of(snapshot: Snapshot, version: Mapping[str, Any], uri: str) -> Entry:
 
 
 def scores(verdict: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Value]:
-    """Return the accuracy of each model, on all problems of the gate's targets and on each source, and the verdict."""
+    """Return the accuracies of each model, on the gate's targets together and on each source, and the verdict."""
     target = verdict["target"]
     properties: dict[str, Value] = {}
     for model, by_source in summary["models"].items():
@@ -312,7 +320,7 @@ def _current_run() -> dict[str, str]:
 
 
 async def _announce(client: "ModelRegistryAPIClient", entry: Entry) -> bool:
-    """Do the requests of `Catalogue.announce`."""
+    """Send the requests of `Catalogue.announce`."""
     from model_registry.types import ModelVersion, RegisteredModel
 
     model, _ = await _ensure(
@@ -369,7 +377,7 @@ async def _ensure_artifact(client: "ModelRegistryAPIClient", entry: Entry, versi
 
 
 async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping[str, Status]) -> int:
-    """Do the requests of `Catalogue.update`."""
+    """Send the requests of `Catalogue.update`."""
     from mr_openapi import ModelVersionState
 
     model = await client.get_registered_model_by_params(name)
@@ -390,8 +398,9 @@ async def _update(client: "ModelRegistryAPIClient", name: str, statuses: Mapping
 
 
 async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterable[str]) -> list[str]:
-    """Do the requests of `Catalogue.missing`."""
-    model, missing = await client.get_registered_model_by_params(name), []
+    """Send the requests of `Catalogue.missing`."""
+    model = await client.get_registered_model_by_params(name)
+    missing = []
     for number in numbers:
         version = await client.get_model_version_by_params(str(model.id), number) if model else None
         # The artifact is created last: with it the announcement is complete.
@@ -401,7 +410,7 @@ async def _missing(client: "ModelRegistryAPIClient", name: str, numbers: Iterabl
 
 
 async def _ensure(find: Callable[[], Awaitable[Any]], create: Callable[[], Awaitable[Any]]) -> tuple[Any, bool]:
-    """Return the result of `find`, or of `create` if that is None, and whether it is new."""
+    """Return the result of `find`, or of `create` if `find` returns None, and whether it is new."""
     from mr_openapi.exceptions import ConflictException
 
     known = await find()

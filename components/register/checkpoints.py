@@ -1,4 +1,4 @@
-"""Checkpoints of a training in the registry: pushed during training, listed, fetched, removed.
+"""Checkpoints of a training in the registry: push them during training, list, fetch and remove them.
 
 A run is named after its folder of unfinished work, so a resumed run keeps its name. Its checkpoints are on a branch of
 the registry's git repository, `checkpoints/<run>`, whose newest commit has a folder for each one that is kept:
@@ -85,7 +85,7 @@ class StoredCheckpoint:
 def stored_checkpoints(snapshot: Snapshot, run: str = "") -> list[StoredCheckpoint]:
     """Return a registry's checkpoints of the runs whose names begin with `run`, sorted by run and step."""
     git = snapshot.repository.git
-    # Read from commits, since a branch may get a new one at any time.
+    # From here on read commits, not branches: a branch may get a new commit at any time.
     commits = git("for-each-ref", "--sort=refname", "--format=%(objectname)", f"{_BRANCHES}{run}*").split()
     files = [
         f"{commit}:{path}"
@@ -102,7 +102,7 @@ def is_checkpoint(name: str) -> bool:
 
 
 def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheckpoint:
-    """Fill the folder `destination` with the model of a checkpoint: `<run>@step-<number>` or `<run>@latest`.
+    """Copy the model of a checkpoint, `<run>@step-<number>` or `<run>@latest`, to the new folder `destination`.
 
     `<run>` may be the first digits of the name. The folder appears once it is complete; PipelineError unless every file
     in it is as it was pushed.
@@ -126,14 +126,15 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
 
 
 def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
-    """Return the checkpoint of a name for which `is_checkpoint` holds; PipelineError if there is none, or several."""
+    """Return the checkpoint of a name for which `is_checkpoint` holds; PipelineError unless it names one checkpoint."""
     match = _NAME.fullmatch(name)
     assert match
-    stored = stored_checkpoints(snapshot, match[1])
+    run, step = match.groups()
+    stored = stored_checkpoints(snapshot, run)
     runs = list(dict.fromkeys(each.run for each in stored))
     if len(runs) > 1:
         raise PipelineError(f"{snapshot.location}: {name} is ambiguous: of {' or '.join(runs)}; give more digits")
-    matching = [each for each in stored if match[2] is None or int(match[2]) == each.step]
+    matching = [each for each in stored if step is None or each.step == int(step)]
     if not matching:
         available = ", ".join(each.name for each in stored or stored_checkpoints(snapshot)) or "none"
         raise PipelineError(f"{snapshot.location}: no checkpoint {name}; available: {available}")
@@ -141,17 +142,17 @@ def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:
 
 
 def remove_checkpoints(location: str, run: str) -> int:
-    """Remove all checkpoints of a run and return their number; an interrupted call can be repeated."""
+    """Remove all checkpoints of a run and return how many they were; an interrupted call can be repeated."""
     with read_registry(location) as snapshot:
         config = snapshot.repository.try_git("show", f"{_BRANCHES}{run}:{CONFIG}")
         if config is None:
             raise PipelineError(f"{location}: has no checkpoints of a run {run}; `models checkpoints` lists the names")
         with _branch(run, snapshot.origin, config) as branch:
-            number = len(branch.folders)
-            branch.commit(f"Remove all checkpoints of {run}", removed=branch.folders)
+            folders = branch.folders
+            branch.commit(f"Remove all checkpoints of {run}", removed=folders)
             branch.collect_garbage()
             branch.push("")
-    return number
+    return len(folders)
 
 
 class _Branch:
@@ -213,7 +214,7 @@ class _Branch:
         self._git("push", "--quiet", "origin", f"{commit}:{self._ref}")
 
     def collect_garbage(self) -> None:
-        """Remove files that the branch does not refer to any more from the run's folder of the storage."""
+        """Remove the files to which the branch does not refer any more from the run's folder of the storage."""
         if not self._storage.endswith(f"/{self._storage_folder}"):  # DVC would remove the registered versions
             raise PipelineError(f"{self._ref}: its storage {self._storage} is not this run's; nothing was removed")
         self._workspace.dvc("gc", "--workspace", "--cloud", "--remote", REMOTE, "--force")
@@ -226,7 +227,7 @@ def _folder(step: int) -> str:
 @contextmanager
 def _branch(run: str, origin: str, config: str, parent: Path | None = None) -> Iterator[_Branch]:
     """Clone the branch of a run into a temporary folder in `parent`; `config` is the registry's DVC config."""
-    # Absolute, since DVC runs in the clone and gets the path of the model.
+    # DVC runs in the clone and gets the path of the model, which is in the temporary folder: it must be absolute.
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-", dir=parent and parent.resolve()) as scratch:
         yield _Branch(run, origin, Workspace(Path(scratch) / "clone", Path(scratch)), config)
 
@@ -246,7 +247,7 @@ class _Publisher:
         """
         tried = pushed = 0  # steps
         while True:
-            # Read before the checkpoints: then all that were written before the end are seen.
+            # Before the newest checkpoint is looked up, so that a checkpoint written just before the end is not missed.
             has_ended = (self._options.staging / END).exists()
             # At the end, a checkpoint whose push failed is tried once more.
             export = newest_export(self._options.work, after=pushed if has_ended else tried)
@@ -264,13 +265,13 @@ class _Publisher:
         try:
             origin, config = self._registry
             with _branch(self._run, origin, config, self._options.staging) as branch:
-                # Another run of the same work may be ahead; its checkpoints are equal.
+                # Another run of the same training may be ahead; its checkpoints are equal.
                 if export.step > max(branch.folders, default=0):
                     self._add(branch, export)
                     say(_STAGE, f"the checkpoint of step {export.step} is in the registry as {name}")
         except FileNotFoundError:  # training has removed it in favour of newer ones
             return False
-        except Exception as error:
+        except Exception as error:  # git, DVC or the network
             explained = explain(error)
             if explained is None:
                 raise
@@ -283,10 +284,10 @@ class _Publisher:
         """The registry's folder or URL, and its DVC config; a new registry is created."""
         options = self._options
         with open_registry(options.registry, options.storage, options.storage_endpoint) as registry:
-            return registry.origin, (registry.clone.folder / CONFIG).read_text(encoding="utf-8")
+            return registry.origin, (registry.repository.folder / CONFIG).read_text(encoding="utf-8")
 
     def _add(self, branch: _Branch, export: Export) -> None:
-        """Store a checkpoint and commit it; drop the checkpoints that are no longer kept."""
+        """Store a checkpoint and commit it; remove the checkpoints that are not kept any longer."""
         described = lineage.read(self._options.work)
         made_by = lineage.complete(described, {}, self._started) if described else None
         run = made_by.run() if made_by else None
@@ -294,24 +295,21 @@ class _Publisher:
         checkpoint = StoredCheckpoint(self._run, export.step, at, by, export.metrics, export.digests)
         branch.add(export, checkpoint, made_by)
         folders = branch.folders
-        newest = list(folders)[-self._options.keep_last :]
-        best = _best(folders) if self._options.keep_best else None
-        removed = {step: folder for step, folder in folders.items() if step not in newest and step != best}
+        kept = set(list(folders)[-self._options.keep_last :])
+        if self._options.keep_best:
+            metrics = {step: jsonl.read_json(folder / _FILE)["metrics"] for step, folder in folders.items()}
+            accuracies = {step: row[_ACCURACY] for step, row in metrics.items() if row.get(_ACCURACY) is not None}
+            if accuracies:
+                kept.add(max(accuracies, key=accuracies.__getitem__))  # ties go to the earliest step
+        removed = {step: folder for step, folder in folders.items() if step not in kept}
         branch.commit(f"Add {checkpoint.name}", removed)
         if removed or self._has_leftovers:
             branch.collect_garbage()
             self._has_leftovers = False
 
 
-def _best(folders: Mapping[int, Path]) -> int | None:
-    """Return the step with the highest validation accuracy, ties go to the earliest; None if no step has one."""
-    metrics = {step: jsonl.read_json(folder / _FILE)["metrics"] for step, folder in folders.items()}
-    accuracies = {step: row[_ACCURACY] for step, row in metrics.items() if row.get(_ACCURACY) is not None}
-    return max(accuracies, key=accuracies.__getitem__, default=None)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Push the checkpoints of a training until it ends."""
+    """Run the command: push the checkpoints of a training until it ends."""
     parser = argparse.ArgumentParser(description="Push the checkpoints of a training into the registry.")
     parser.add_argument("--work", type=Path, required=True, help="the training's folder of unfinished work")
     parser.add_argument("--staging", type=Path, required=True, help="folder for what is being pushed")

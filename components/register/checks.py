@@ -1,4 +1,4 @@
-"""Checks of register before a run: can the registry, the storage and the catalogue be used, and has anything changed?
+"""Checks before a run: can the registry, the storage and the catalogue be used, and has anything changed?
 
 Functions `unusable_*` yield a line for each problem, or raise PipelineError.
 """
@@ -23,11 +23,11 @@ from components.shared.versioning import is_url, references
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
 """Package that DVC needs for a kind of remote."""
 _LISTED = ("s3", "ssh")
-"""Kinds of remotes that are listed, with the credentials of the tasks."""
+"""Kinds of remotes that `list_storage` lists, with the credentials of the tasks."""
 
 
 def unusable_folder(location: str) -> Iterator[str]:
-    """Check that a registry's folder, which need not exist yet, can be written on this machine."""
+    """Yield a line if a registry's folder, which need not exist yet, cannot be written on this machine."""
     if is_url(location):
         return
     path = Path(location).resolve()
@@ -39,14 +39,14 @@ def unusable_folder(location: str) -> Iterator[str]:
 
 
 def unusable_registry(location: str, mount: str) -> Iterator[str]:
-    """Check that a registry at a URL answers, or that its folder is on the volume at `mount`."""
+    """Yield a line if a registry's folder is not on the volume at `mount`; PipelineError if its URL does not answer."""
     if is_url(location):
         references(location)
     yield from _not_shared("register.registry", location, mount)
 
 
 def unusable_storage(remote: str, mount: str) -> Iterator[str]:
-    """Check that DVC can write to a remote; `remote` is empty for a storage next to the registry's folder."""
+    """Yield a line if DVC cannot write to a remote; `remote` is empty for a storage next to the registry's folder."""
     scheme = remote.partition("://")[0]
     package = _PACKAGES.get(scheme)
     if package and importlib.util.find_spec(package) is None:
@@ -56,19 +56,20 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
 
 
 def list_storage(config: RegisterConfig) -> list[str]:
-    """Check that the storage can be listed, at the S3 server that registry, config or environment name."""
+    """Return no line; PipelineError unless the storage can be listed, at the S3 server that registry or config name."""
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        dvc_config = None
+        registry_config = None
         if is_url(config.registry):
             # A registry that does not answer is reported by the check of the registry itself.
             with suppress(PipelineError), read_registry(config.registry) as snapshot:
-                dvc_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
-        check_storage(dvc_config or new_config(str(config.storage), config.storage_endpoint))
+                registry_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+        check_storage(registry_config or new_config(str(config.storage), config.storage_endpoint))
     return []
 
 
 def _not_shared(key: str, location: str, mount: str) -> Iterator[str]:
+    """Yield a line if a location is a folder outside the shared volume at `mount`."""
     if not is_url(location) and not location.startswith(f"{mount}/"):
         yield (
             f"{key}: {location} would be lost with the pod; accepted: a URL, or a folder of the shared volume, "
@@ -77,14 +78,14 @@ def _not_shared(key: str, location: str, mount: str) -> Iterator[str]:
 
 
 def unusable_model_registry(url: str, remote: str) -> Iterator[str]:
-    """Check that Kubeflow Model Registry answers, and that the weights it will point to can be reached by others."""
+    """Yield a line if the storage is a folder, out of reach of others; PipelineError if `url` does not answer."""
     Catalogue(url)
     if not is_url(remote):
         yield "register.storage: is not a URL, so the weights cannot be found from Kubeflow Model Registry"
 
 
 def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) -> tuple[str, list[str], list[str]]:
-    """Return the tag of the newest version, empty without one, `changes_since` it, and `incomplete_steps` of it."""
+    """Return the tag of a model's newest version (empty without one), `changes_since` it, and `incomplete_steps`."""
     with read_registry(config.registry) as snapshot:
         versions = snapshot.versions(config.name)
         if not versions:
@@ -95,7 +96,7 @@ def changes_since_newest(config: RegisterConfig, configs: Mapping[str, Config]) 
 
 
 def changes_since(made_by: lineage.Lineage, configs: Mapping[str, Config], code: str) -> list[str]:
-    """Return the config keys (or "the code") that differ from a version's lineage; empty if a run would reproduce it.
+    """Return what has changed since a version: "the code", and config keys; empty if a run would reproduce the version.
 
     `configs` are the sections of the stages that make a policy; a data repository in them is at a commit.
     """

@@ -22,40 +22,37 @@ def check_consistency(report: Path, results: Mapping[str, Any], folders: Mapping
         made_by = lineage.read(report)
         if made_by is None:
             raise PipelineError(f"{report}: has no {lineage.FILE_NAME}; {_RERUN}")
-        evaluation = made_by.maker(made_by.work.inputs["evaluation"])
-        if evaluation is None or (made_by.work.stage, evaluation.stage) != ("report", "evaluate"):
+        reporting = made_by.work
+        evaluation = made_by.maker(reporting.inputs["evaluation"])
+        if evaluation is None or (reporting.stage, evaluation.stage) != ("report", "evaluate"):
             raise PipelineError(f"{report}/lineage.json: not of a report on an evaluation; {_RERUN}")
-        inputs = {**evaluation.inputs, **made_by.work.inputs}
-        _check_reference(report, made_by, inputs["policy"], inputs["reference"])
+        inputs = {**evaluation.inputs, **reporting.inputs}
+        training, sft = made_by.maker(inputs["policy"]), inputs["reference"]
+        started_from = training.inputs.get("reference", sft) if training else sft
+        if started_from.digest != sft.digest:
+            raise PipelineError(
+                f"{report}: compares the policy with the model {sft.digest[:12]}, but GRPO started from "
+                f"{started_from.digest[:12]}; evaluate that one as sft, and {_RERUN}"
+            )
         for name, folder in folders.items():
             _check_artifact(report, made_by, name, inputs[name], folder, digests[name])
-        inconsistent = next(_inconsistencies(results, made_by.work.config["gate"], digests), None)
+        inconsistency = next(_inconsistencies(results, reporting.config["gate"], digests), None)
     except (KeyError, TypeError) as error:
         raise PipelineError(f"{report}: not as the report stage writes it ({error}); {_RERUN}") from None
-    if inconsistent:
-        raise PipelineError(f"{report}/{inconsistent}; {_RERUN}")
+    if inconsistency:
+        raise PipelineError(f"{report}/{inconsistency}; {_RERUN}")
     return digests
 
 
 def require_stored(name: str, folder: str, stored: Mapping[str, str], digest: str) -> None:
-    """Raise PipelineError unless a version's folder, by the digests of all `stored` files, has this digest."""
+    """Raise PipelineError unless the files `stored` in a folder of a version (SHA-256 by path) have this digest."""
     files = {path.removeprefix(f"{folder}/"): each for path, each in stored.items() if path.startswith(f"{folder}/")}
     if lineage.folder_digest(files) != digest:
         raise PipelineError(f"register: the input `{name}` has changed while it was stored; run the stage again")
 
 
-def _check_reference(report: Path, made_by: Lineage, policy: Input, sft: Input) -> None:
-    """Raise PipelineError unless the model that the report calls SFT is the one that GRPO started from."""
-    training = made_by.maker(policy)
-    started_from = training.inputs.get("reference", sft) if training else sft
-    if started_from.digest != sft.digest:
-        raise PipelineError(
-            f"{report}: compares the policy with the model {sft.digest[:12]}, but GRPO started from "
-            f"{started_from.digest[:12]}; evaluate that one as sft, and {_RERUN}"
-        )
-
-
 def _check_artifact(report: Path, made_by: Lineage, name: str, reported: Input, folder: Path, digest: str) -> None:
+    """Raise PipelineError unless an artifact has the content and the lineage that the report's lineage says."""
     if digest != reported.digest:
         raise PipelineError(
             f"{folder}: has digest {digest[:12]}, but the report {report} is about the input `{name}` with digest "

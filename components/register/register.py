@@ -80,17 +80,20 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **fold
     with open_registry(config.registry, config.storage, config.storage_endpoint) as registry:
         if catalogue:
             require_url(registry.storage_url())
-        registered = _find(config, registry, digests) or _register(config, registry, report, folders, digests, results)
+        if known := registry.find(config.name, digests["policy"]):
+            registered = Registered(known, is_new=False)
+        else:
+            registered = _register(config, registry, report, folders, digests, results)
         version = registered.version
         _ensure_candidate(registry, version, verdict)
         for name in (CARD, DIGESTS_FILE):
-            (registration / name).write_text(registry.snapshot.read(version["tag"], name), encoding="utf-8")
+            (registration / name).write_text(registry.read(version["tag"], name), encoding="utf-8")
         entries = _entries(registry, catalogue, registered)
-        statuses = statuses_of(registry.snapshot, config.name)
+        statuses = statuses_of(registry, config.name)
         addresses = {"storage": registry.storage_url(), "served": entries[-1].uri if entries else ""}
-    # The storage comes from the registry's own config, where a URL may have a password.
-    shown = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
-    jsonl.write_json(registration / ADDRESSES_FILE, shown)
+    # Leave out folders, and a URL of the registry's config that has a password.
+    public = {name: url for name, url in addresses.items() if is_url(url) and not list(keys_with_secrets(url))}
+    jsonl.write_json(registration / ADDRESSES_FILE, public)
     jsonl.write_json(registration / VERSION_FILE, version)
     if registered.pull_request:
         (registration / _PULL_REQUEST).write_text(registered.pull_request, encoding="utf-8")
@@ -102,12 +105,12 @@ def register(config: RegisterConfig, *, report: Path, registration: Path, **fold
             f"branch {_branch(version)}, and registered once somebody has merged it and pushed the tag, as "
             f"{_PULL_REQUEST} says"
         )
-    is_new = registered.is_new
-    say("register", f"{version['tag']} {'registered' if is_new else 'is already registered'} in {config.registry}")
+    done = "registered" if registered.is_new else "is already registered"
+    say("register", f"{version['tag']} {done} in {config.registry}")
     if catalogue:
         _announce(catalogue, entries)
         catalogue.update(config.name, statuses)
-    return {"registered": float(is_new), "gate_passed": float(verdict["passed"])}
+    return {"registered": float(registered.is_new), "gate_passed": float(verdict["passed"])}
 
 
 STAGE = Stage(
@@ -121,15 +124,12 @@ STAGE = Stage(
 
 
 def _enforce_gate(verdict: Mapping[str, Any]) -> None:
-    if not verdict["passed"] and verdict["enforced"]:
+    """Raise GateMissedError if the policy missed a gate that is enforced."""
+    if verdict["passed"]:
+        return
+    if verdict["enforced"]:
         raise GateMissedError(f"the policy missed the gate and was not registered: {'; '.join(verdict['reasons'])}")
-    if not verdict["passed"]:
-        say("register", "the policy missed the gate, which is not enforced")
-
-
-def _find(config: RegisterConfig, registry: Registry, digests: Mapping[str, str]) -> Registered | None:
-    version = registry.snapshot.find(config.name, digests["policy"])
-    return Registered(version, is_new=False) if version else None
+    say("register", "the policy missed the gate, which is not enforced")
 
 
 def _register(
@@ -140,7 +140,7 @@ def _register(
     digests: Mapping[str, str],
     results: Mapping[str, Any],
 ) -> Registered:
-    """Register the policy as the next version, by a pull request if its push is refused.
+    """Register the policy as the next version and return it; if its push is refused, propose it by a pull request.
 
     If others register the same weights in the meantime, their version is returned.
     """
@@ -149,13 +149,13 @@ def _register(
         require_stored(name, folder, stored.digests, digests[name])
     files: dict[str, str | Path] = {file.name: file for file in sorted(report.iterdir()) if file.is_file()}
     made_by = lineage.read(folders["policy"])
-    revision = (made_by and made_by.revision()) or Revision()
+    pipeline_commit = (made_by and made_by.revision()) or Revision()
     for _ in range(_ATTEMPTS):
-        version = _next_version(config, registry.snapshot, digests["policy"])
+        version = _next_version(config, registry, digests["policy"])
         files[CARD] = model_card(version, results, config.licence)
-        message = f"Register {version['tag']}\n\nPolicy-Digest: {digests['policy']}\nPipeline-Commit: {revision}"
-        version = registry.commit(version, files, stored, message)
-        alias, alias_message = candidate(registry.snapshot, config.name, version["tag"], _reason(results["verdict"]))
+        trailers = f"Policy-Digest: {digests['policy']}\nPipeline-Commit: {pipeline_commit}"
+        version = registry.commit(version, files, stored, f"Register {version['tag']}\n\n{trailers}")
+        alias, alias_message = candidate(registry, config.name, version["tag"], _reason(results["verdict"]))
         tag_message = f"Register {version['tag']}\n\nBundle-Digest: {version['bundle_digest']}\n"
         tags = {version["tag"]: tag_message, alias: alias_message}
         try:
@@ -165,40 +165,41 @@ def _register(
             is_tag_pushed = registry.propose(_branch(version), list(tags))
             if is_tag_pushed is None:
                 raise
-            text = _pull_request(version, str(refused), tags, is_tag_pushed)
-            return Registered(version, True, text, is_tag_pushed)
+            pull_request = _pull_request(version, str(refused), tags, is_tag_pushed)
+            return Registered(version, is_new=True, pull_request=pull_request, has_tag=is_tag_pushed)
         say("register", f"{config.registry} has changed in the meantime; preparing {version['tag']} again on top of it")
         registry.catch_up()
-        if known := _find(config, registry, digests):
-            return known
+        if known := registry.find(config.name, digests["policy"]):
+            return Registered(known, is_new=False)
     raise RetryableError(f"{config.registry}: changed before each of {_ATTEMPTS} pushes; run the register stage again")
 
 
 def _entries(registry: Registry, catalogue: Catalogue | None, registered: Registered) -> list[Entry]:
-    """Serve and return what to announce: versions that earlier runs failed to announce, and this one at the end."""
-    if catalogue is None or not registered.has_tag:
+    """Serve versions and return their entries to announce: those that earlier runs did not announce, then this one."""
+    if catalogue is None or not registered.has_tag:  # without the tag it is only proposed
         return []
-    snapshot, version = registry.snapshot, registered.version
-    earlier = [each for each in unannounced(snapshot, version["name"], catalogue) if each.tag != version["tag"]]
+    version = registered.version
+    earlier = [each for each in unannounced(registry, version["name"], catalogue) if each.tag != version["tag"]]
     entries = []
-    for each, registration in zip(earlier, snapshot.registrations(earlier), strict=True):
+    for each, registration in zip(earlier, registry.registrations(earlier), strict=True):
         try:
-            entry = entry_of(snapshot, registration, registry.serve(registration))
+            entry = entry_of(registry, registration, registry.serve(registration))
             entries.append(replace(entry, source={}))  # the id of the run that registered it is unknown
         except RetryableError:
             raise
         except (PipelineError, KeyError) as error:  # it has an older format, or has lost its weights
             say("register", f"warning: {each.tag} is still not announced: {error}")
-    return [*entries, entry_of(snapshot, version, registry.serve(version))]
+    return [*entries, entry_of(registry, version, registry.serve(version))]
 
 
 def _announce(catalogue: Catalogue, entries: Sequence[Entry]) -> None:
     for entry in entries:
-        announced = "announced" if catalogue.announce(entry) else "is already known"
-        say("register", f"{entry.name}@{entry.version} {announced} to {catalogue.address}")
+        done = "announced" if catalogue.announce(entry) else "is already known"
+        say("register", f"{entry.name}@{entry.version} {done} to {catalogue.address}")
 
 
 def _branch(version: Mapping[str, Any]) -> str:
+    """Return the branch on which a version is proposed."""
     return f"register/{version['tag']}"
 
 
@@ -241,13 +242,14 @@ def _next_version(config: RegisterConfig, snapshot: Snapshot, policy_digest: str
 
 
 def _ensure_candidate(registry: Registry, version: Mapping[str, Any], verdict: Mapping[str, Any]) -> None:
-    """Make a version the candidate unless it has been: its registration may have been killed between its two tags."""
-    commit = registry.snapshot.version(version["tag"]).commit
-    if all(each.commit != commit for each in registry.snapshot.assignments(version["name"], CANDIDATE)):
-        tag, message = candidate(registry.snapshot, version["name"], version["tag"], _reason(verdict))
+    """Make a version the candidate if it has never been: its registration may have been killed before that."""
+    commit = registry.version(version["tag"]).commit
+    if all(each.commit != commit for each in registry.assignments(version["name"], CANDIDATE)):
+        tag, message = candidate(registry, version["name"], version["tag"], _reason(verdict))
         registry.publish({tag: message}, commit)
 
 
 def _reason(verdict: Mapping[str, Any]) -> str:
+    """Return why a version was registered, for the message of its tag."""
     missed = "; ".join(verdict["reasons"])
     return f"missed the gate, which is not enforced: {missed}" if missed else "passed the gate"

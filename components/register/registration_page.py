@@ -5,27 +5,25 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from components.register.config import RegisterConfig
 from components.register.register import ADDRESSES_FILE
 from components.register.snapshot import VERSION_FILE
 from components.shared import jsonl, lineage
-from components.shared.config import validate
 from components.shared.page import render
 
 
 def registration_page(config: Mapping[str, Any], registration: Path) -> str:
     """Return the HTML page on a finished registration; `config` is the register section of the params file."""
-    settings = validate(RegisterConfig, dict(config), name="register")
     version, addresses = (jsonl.read_json(registration / name) for name in (VERSION_FILE, ADDRESSES_FILE))
     made_by = lineage.read(registration)
     assert made_by is not None
     data = made_by.stage("prepare_data")
     materials = sorted(data.materials.items()) if data else []
     revision = made_by.revision("train_grpo") or made_by.revision()
+    storage = addresses.get("storage") or config.get("storage")
     facts = {
         "Version": version["tag"],
         "Registry": version["registry"],
-        "Weights": addresses.get("storage") or settings.storage or f"next to the registry, under {version['path']}",
+        "Weights": storage or f"next to the registry, under {version['path']}",
         "Weights to serve": addresses.get("served"),
         "Model registry": version["model_registry"],
         "Digest of the weights": version["policy_digest"],
@@ -47,6 +45,7 @@ def registration_page(config: Mapping[str, Any], registration: Path) -> str:
 
 
 def _origin(material: lineage.Material) -> str:
+    """Return where a material is from, or its digest."""
     if material.repository and material.commit:
         return f"{material.repository} at {material.commit}"
     return f"SHA-256 {material.sha256}" if material.sha256 else "unknown"

@@ -39,7 +39,7 @@ from components.shared.versioning import Workspace, is_url
 POLICY = "policy"
 """Folder of a version's weights, relative to the registry."""
 _VIEW = "grpo-pipeline.view"
-"""Git setting that marks a registry created here, whose working tree may be reset: it only shows the newest version."""
+"""Git setting of the registries that this module creates: their working tree may be reset to the newest version."""
 _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old value")
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _REFUSED = "[remote rejected]"
@@ -72,31 +72,22 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Registry:
+class Registry(Snapshot):
     """A clone of the registry in which the next version is prepared."""
 
-    location: str
-    clone: Workspace
-    origin: str
-    """Source of the clone: a URL, or the absolute path of a folder."""
-    storage: str | None
+    storage: str | None = None
     """The configured storage; None for that in the registry's config."""
     endpoint: str | None = None
     """The configured address of the storage's S3 server; None for that in the registry's config."""
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """The registry as it was last read."""
-        return Snapshot(self.location, self.clone, self.origin)
-
     def storage_url(self) -> str:
         """Return the storage of the versions' folders: a URL, or an absolute path on this machine."""
-        return storage_url((self.clone.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
+        return storage_url((self.repository.folder / CONFIG).read_text("utf-8"), self.location, self.origin)
 
     def store(self, folders: Mapping[str, Path]) -> Stored:
         """Copy the folders of a version into the storage; PipelineError unless it returns what was written."""
         with error_prefix(f"{self.storage_url()}: cannot store the version there"):
-            stored = self.clone.dvc_json("store", {name: str(folder.resolve()) for name, folder in folders.items()})
+            stored = self.repository.dvc_json("store", {name: str(path.resolve()) for name, path in folders.items()})
         if stored["faults"]:
             fault = next(iter(stored["faults"]))
             raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
@@ -109,13 +100,14 @@ class Registry:
         """
         folder = f"serve/{version['name']}/{version['version']}"
         with error_prefix(f"{self.storage_url()}: cannot copy {version['tag']} to {folder}"):
-            self.clone.dvc("unpack", md5_in(self.snapshot.read(version["tag"], f"{POLICY}.dvc")), folder)
+            self.repository.dvc("unpack", md5_in(self.read(version["tag"], f"{POLICY}.dvc")), folder)
         return f"{self.storage_url().rstrip('/')}/{folder}"
 
     def commit(
         self, version: Mapping[str, Any], files: Mapping[str, str | Path], stored: Stored, message: str
     ) -> dict[str, Any]:
         """Commit a version and its files (texts, or files to copy) in the clone; return its complete version.json."""
+        folder, git = self.repository.folder, self.repository.git
         artifact = {"path": POLICY, "type": "model", "desc": "policy trained with GRPO"}
         contents = {
             "dvc.yaml": yaml.safe_dump({"artifacts": {version["name"]: artifact}}),
@@ -123,61 +115,63 @@ class Registry:
             **{f"{name}.dvc": pointer for name, pointer in stored.pointers.items()},
             **files,
         }
-        if not (self.clone.folder / "README.md").exists():  # otherwise it may have been edited
+        if not (folder / "README.md").exists():  # otherwise it may have been edited
             contents["README.md"] = _README
-        for pointer in self.clone.folder.glob("?*.dvc"):  # the previous version may have had other folders
+        for pointer in folder.glob("?*.dvc"):  # the previous version may have had other folders
             pointer.unlink()
         for path, content in contents.items():
-            target = self.clone.folder / path
+            target = folder / path
             if isinstance(content, Path):
                 shutil.copyfile(content, target)
             else:
                 target.write_text(content, encoding="utf-8")
-        self.clone.git("add", "--all")
-        in_git = set(self.clone.git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
-        digests = {**{path: lineage.file_digest(self.clone.folder / path) for path in in_git}, **stored.digests}
+        git("add", "--all")
+        in_git = set(git("ls-files", "-z").split("\0")[:-1]) - {VERSION_FILE, DIGESTS_FILE}
+        digests = {**{path: lineage.file_digest(folder / path) for path in in_git}, **stored.digests}
         digests_text = json.dumps(dict(sorted(digests.items())), indent=2) + "\n"
         complete = {**version, "bundle_digest": hashlib.sha256(digests_text.encode()).hexdigest()}
-        version_file = self.clone.folder / VERSION_FILE
+        version_file = folder / VERSION_FILE
         previous = json.loads(version_file.read_text("utf-8")) if version_file.is_file() else {}
         if all(previous.get(key) == complete[key] for key in ("tag", "bundle_digest")):
             # A push was killed between the commit and its tag: the commit of this version is there already.
-            self.clone.git("reset", "--quiet", "--hard")
+            git("reset", "--quiet", "--hard")
             return previous
-        (self.clone.folder / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
+        (folder / DIGESTS_FILE).write_text(digests_text, encoding="utf-8")
         version_file.write_text(json.dumps(complete, indent=2) + "\n", encoding="utf-8")
-        self.clone.git("add", "--all")
-        self.clone.git("commit", "--quiet", "--message", message)
+        git("add", "--all")
+        git("commit", "--quiet", "--message", message)
         return complete
 
     def publish(self, tags: Mapping[str, str], commit: str | None = None) -> bool:
-        """Push new tags, messages by name, on a commit of the registry: all of them or none.
+        """Push new tags, given as messages by name, on a commit of the registry: all of them or none.
 
         Without a `commit` they are on the clone's newest one, which is pushed with them. Returns False if the registry
         has changed since it was read; RefusedError if it does not accept the clone's commit (see `propose`).
         """
+        git = self.repository.git
         for tag, message in tags.items():
-            self.clone.git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
-        branch = None if commit else f"refs/heads/{self._branch}"
-        names = [f"refs/tags/{tag}" for tag in tags]
-        refs = [f"HEAD:{branch}", *names] if branch else names
+            git("tag", "--annotate", "--cleanup=verbatim", f"--message={message}", tag, commit or "HEAD")
+        branch = None if commit else self._branch
+        tag_refs = [f"refs/tags/{tag}" for tag in tags]
+        refs = [f"HEAD:refs/heads/{branch}", *tag_refs] if branch else tag_refs
         pauses = iter(_PUSH_PAUSES_S)
         while True:
             try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", *refs)
-            except PipelineError as error:
-                if self._has_changed(names, branch):
-                    return False
-                is_locked = _REF_LOCKED.search(str(error)) is not None
-                pause_s = next(pauses, None)
-                if not is_locked or pause_s is None:
-                    kind = RetryableError if is_locked else type(error)
-                    if branch and not is_locked and _REFUSED in str(error):
-                        kind = RefusedError
-                    raise kind(f"{self.location}: does not accept {next(iter(tags))}: {error}") from None
-                time.sleep(pause_s)
-            else:
+                git("push", "--quiet", "--atomic", "origin", *refs)
                 return True
+            except PipelineError as error:
+                if self._has_changed(tag_refs, branch):
+                    return False
+                kind = type(error)
+                if _REF_LOCKED.search(str(error)):
+                    pause_s = next(pauses, None)
+                    if pause_s is not None:
+                        time.sleep(pause_s)
+                        continue
+                    kind = RetryableError
+                elif branch and _REFUSED in str(error):
+                    kind = RefusedError
+                raise kind(f"{self.location}: does not accept {next(iter(tags))}: {error}") from None
 
     def propose(self, branch: str, tags: Sequence[str]) -> bool | None:
         """Push the clone's commit to a new branch, for a pull request, with the tags of `publish` if accepted.
@@ -185,55 +179,57 @@ class Registry:
         Returns whether the tags were accepted, which registers the version; None if the server refuses the branch, or
         has it already with other weights.
         """
-        ref = f"refs/heads/{branch}"
-        for tag_refs in ([f"refs/tags/{tag}" for tag in tags], []):  # second attempt: the branch alone
+        git, ref = self.repository.git, f"refs/heads/{branch}"
+        for tag_refs in ([f"refs/tags/{tag}" for tag in tags], []):  # in the second attempt the branch alone
             try:
-                self.clone.git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *tag_refs)
+                git("push", "--quiet", "--atomic", "origin", f"HEAD:{ref}", *tag_refs)
+                return bool(tag_refs)
             except RetryableError:
                 raise
             except PipelineError:
                 continue
-            return bool(tag_refs)
-        if self.clone.try_git("fetch", "--quiet", "origin", ref) is None:
+        if self.repository.try_git("fetch", "--quiet", "origin", ref) is None:
             return None
         # An earlier run may have proposed the same weights.
-        ours, theirs = (json.loads(self.clone.git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
+        ours, theirs = (json.loads(git("show", f"{each}:{VERSION_FILE}")) for each in ("HEAD", "FETCH_HEAD"))
         return False if ours["policy_digest"] == theirs["policy_digest"] else None
 
     def catch_up(self) -> None:
         """Reset the clone to the current state of the registry; drop the commit and tags that were not pushed."""
         refs = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
-        self.clone.git("fetch", "--quiet", "--prune", "origin", *refs)
-        if self._base_commit() is not None:
-            self.clone.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
+        self.repository.git("fetch", "--quiet", "--prune", "origin", *refs)
+        if self.newest_commit(self._branch) is not None:
+            self.repository.git("reset", "--quiet", "--hard", f"refs/remotes/origin/{self._branch}")
         self.configure()
 
     def configure(self) -> None:
         """Write DVC's config into the clone if it is missing, and check the storage."""
-        config = self.clone.folder / CONFIG
+        file = self.repository.folder / CONFIG
         configured = self.storage
         if configured is not None and not is_url(configured):
             configured = str(Path(configured).resolve())
-        if not config.is_file():
+        if not file.is_file():
             if configured is None and is_url(self.origin):
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             new = configured or f"{self.origin}-storage"
-            config.parent.mkdir(exist_ok=True)
             # Relative, so that both can be moved together; DVC resolves relative paths only from a working tree.
             if not is_url(new) and (Path(self.origin) / ".git").exists():
                 new = os.path.relpath(new, Path(self.origin) / ".dvc")
-            config.write_text(new_config(new, self.endpoint), encoding="utf-8")
-        url, endpoint = self.storage_url(), storage_endpoint(config.read_text("utf-8"))
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(new_config(new, self.endpoint), encoding="utf-8")
+        config = file.read_text("utf-8")
+        url, endpoint = self.storage_url(), storage_endpoint(config)
         for key, wanted, actual in (("storage", configured, url), ("storage_endpoint", self.endpoint, endpoint)):
             if wanted is not None and wanted != actual:
                 versions = f"the versions in {self.location} are stored in {actual or 'Amazon S3'}"
                 raise PipelineError(f"register.{key}: {versions}, not in {wanted}")
         if not is_url(url):
             self._ensure_storage_folder(Path(url))
-        write_dvc_config(self.clone.folder, config.read_text("utf-8"), url)
+        write_dvc_config(self.repository.folder, config, url)
 
     def _ensure_storage_folder(self, folder: Path) -> None:
-        if not folder.is_dir() and self.clone.git("tag", "--list"):
+        """Create the storage's folder; PipelineError if versions were lost with it, or if it is not writable."""
+        if not folder.is_dir() and self.repository.git("tag", "--list"):
             raise PipelineError(
                 f"{folder}: the storage with the weights of the registered versions is missing; restore it"
             )
@@ -243,24 +239,26 @@ class Registry:
 
     @property
     def _branch(self) -> str:
-        return self.clone.git("symbolic-ref", "--short", "HEAD").strip()
+        return self.repository.git("symbolic-ref", "--short", "HEAD").strip()
 
-    def _base_commit(self) -> str | None:
-        """Return the registry's newest commit when it was last read; None if it was empty."""
-        commit = self.clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{self._branch}")
+    def newest_commit(self, branch: str) -> str | None:
+        """Return the newest commit of a branch when the registry was last read; None if there was no such branch."""
+        commit = self.repository.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{branch}")
         return commit and commit.strip()
 
-    def _has_changed(self, tags: Sequence[str], branch: str | None) -> bool:
-        """Whether somebody else has pushed one of the tags, or to the branch, since the registry was read."""
-        listed = self.clone.git("ls-remote", "origin", *tags, *([branch] if branch else [])).splitlines()
-        commits = {ref: commit for commit, _, ref in (line.partition("\t") for line in listed)}
-        has_tag = not commits.keys().isdisjoint(tags)
-        return has_tag or (branch is not None and commits.get(branch) != self._base_commit())
+    def _has_changed(self, tag_refs: Sequence[str], branch: str | None) -> bool:
+        """Return whether somebody else has pushed one of the tags, or to the branch, since the registry was read."""
+        branch_ref = f"refs/heads/{branch or self._branch}"
+        listed = self.repository.git("ls-remote", "origin", *tag_refs, branch_ref).splitlines()
+        commits = {ref: commit for commit, ref in (line.split("\t") for line in listed)}
+        if any(ref in commits for ref in tag_refs):
+            return True
+        return branch is not None and commits.get(branch_ref) != self.newest_commit(branch)
 
 
 @contextmanager
 def open_registry(location: str, storage: str | None, endpoint: str | None = None) -> Iterator[Registry]:
-    """Open a registry for new versions and create it on first use; a folder is locked meanwhile and left clean."""
+    """Open a registry for new versions, as `open_repository` does, and check its storage or create it on first use."""
     with open_repository(location) as opened:
         registry = replace(opened, storage=storage, endpoint=endpoint)
         registry.configure()
@@ -269,7 +267,7 @@ def open_registry(location: str, storage: str | None, endpoint: str | None = Non
 
 @contextmanager
 def open_repository(location: str) -> Iterator[Registry]:
-    """Open a registry like `open_registry`, but without its storage: for tags and other branches."""
+    """Open a registry for new tags and branches, created on first use; a folder is locked meanwhile and left clean."""
     if is_url(location):
         with tempfile.TemporaryDirectory() as scratch:
             yield _clone(location, location, Workspace(Path(scratch), Path(scratch)))
@@ -277,7 +275,7 @@ def open_repository(location: str) -> Iterator[Registry]:
     folder = Path(location).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        # The lock lasts until this process and all the tools that inherit it have ended.
+        # The lock lasts until this process and all tools that inherit it have ended.
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -301,9 +299,9 @@ def open_repository(location: str) -> Iterator[Registry]:
 
 
 def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY) -> Version:
-    """Fill the folder `destination` with the weights of a version, or with another path of it; `.` is the whole bundle.
+    """Copy the weights of a version, or another of its paths (`.`: all of it), to the new folder `destination`.
 
-    `version` is anything that `Snapshot.version` accepts. The folder appears once it is complete and verified.
+    `version` is any name that `Snapshot.version` accepts. The folder appears once it is complete and verified.
     """
     with durable.new_folder(destination) as folder, read_registry(registry) as snapshot:
         wanted = snapshot.version(version)
@@ -318,12 +316,12 @@ def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY)
 
 
 def _ensure_repository(folder: Path, workspace: Workspace) -> None:
-    """Create the repository of a registry in a new or empty folder; PipelineError if another folder is not one."""
+    """Create the repository of a registry in a new or empty folder; PipelineError if a folder has something else."""
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if is_new:
-        written = folder if folder.exists() else folder.parent
+        to_write = folder if folder.exists() else folder.parent
     elif (folder / ".git").is_dir():
-        written = folder / ".git" / "objects"
+        to_write = folder / ".git" / "objects"
         if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
             raise PipelineError(
                 f"{folder}: is the working tree of another git repository; "
@@ -331,16 +329,16 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
             )
     # A bare repository. Git is not asked: it would answer for a repository around the folder.
     elif (folder / "HEAD").is_file() and (folder / "objects").is_dir():
-        written = folder / "objects"
+        to_write = folder / "objects"
     else:
         raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
-    if not os.access(written, os.W_OK):
+    if not os.access(to_write, os.W_OK):
         raise PipelineError(f"{folder}: not writable; choose another folder for register.registry")
     if is_new:
         new = workspace.folder / "new"
         workspace.git("init", "--quiet", "--initial-branch", "main", str(new))
-        for key, value in ((_VIEW, "true"), ("receive.denyCurrentBranch", "ignore")):
-            workspace.git("-C", str(new), "config", key, value)
+        workspace.git("-C", str(new), "config", _VIEW, "true")
+        workspace.git("-C", str(new), "config", "receive.denyCurrentBranch", "ignore")
         new.rename(folder)
         say("register", f"created the registry {folder.resolve()}")
 
@@ -348,4 +346,4 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
 def _clone(location: str, origin: str, workspace: Workspace) -> Registry:
     clone = Workspace(workspace.folder / "clone", workspace.scratch, workspace.locks)
     workspace.git("clone", "--quiet", "--no-local", "--", origin, str(clone.folder))
-    return Registry(location, clone, origin, None)
+    return Registry(location, clone, origin)

@@ -105,6 +105,15 @@ class _Bundle(NamedTuple):
         pointers = self.pointers
         return {path: digest for path, digest in self.digests.items() if path.partition("/")[0] in pointers}
 
+    def require(self, path: str) -> None:
+        """Raise PipelineError unless the version has a path, and git has it as it was registered."""
+        if not any(_is_below(each, [path]) for each in {*self.digests, *self.files, *self.faults}):
+            raise PipelineError(f"{self.tag}: has no {path}")
+        for faulty, fault in self.faults.items():
+            # A damaged `.dvc` file is a fault of every path in its folder.
+            if _is_below(faulty, [path]) or _is_below(path, [faulty.removesuffix(".dvc")]):
+                raise PipelineError(fault)
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -118,17 +127,17 @@ class Snapshot:
 
     def tags(self) -> list[Tag]:
         """Return all tags, the oldest first."""
-        # An annotated tag is an object whose `*objectname` is the commit; a lightweight tag has the commit itself.
+        # An annotated tag is an object, and `*objectname` is its commit; the object of a lightweight tag is the commit.
         fields = ("refname:short", "objectname", "*objectname", "creatordate:iso-strict", "taggername", "taggeremail")
-        line = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
+        form = "%00".join(f"%({field})" for field in (*fields, "contents")) + "%01"
         try:
-            listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={line}", "refs/tags")
+            listed = self.repository.git("for-each-ref", "--sort=creatordate", f"--format={form}", "refs/tags")
         except PipelineError as error:
             raise type(error)(f"{self.location}: its tags cannot be read: {error}") from None
         tags = []
         for entry in listed.split("\1")[:-1]:
-            tag, target, commit, at, name, address, message = entry.lstrip("\n").split("\0")
-            tags.append(Tag(tag, commit or target, message.strip(), f"{name} {address}".strip(), at))
+            tag, target, commit, at, name, email, message = entry.lstrip("\n").split("\0")
+            tags.append(Tag(tag, commit or target, message.strip(), f"{name} {email}".strip(), at))
         return tags
 
     def versions(self, name: str | None = None, *, withdrawn: bool = False) -> list[Version]:
@@ -154,43 +163,43 @@ class Snapshot:
         return [name]
 
     def version(self, spec: str) -> Version:
-        """Return the version that `v0.0.1`, `<name>@v0.0.1`, `latest`, an alias or `<name>@<alias>` names."""
+        """Return the version that `v0.0.1`, `latest` or an alias means, each also with `<name>@` before it."""
         versions, aliases = self.versions(), self.aliases()
-        # The versions are sorted, so the newest of each model stays.
-        targets = aliases | {f"{version.name}@latest": version.tag for version in versions}
+        # Sorted, so the newest version of each model stays.
+        tags = aliases | {f"{version.name}@latest": version.tag for version in versions}
         name, _, wanted = spec.rpartition("@")
-        matching = [
-            each
-            for each in versions
-            if name in ("", each.name) and (wanted == each.version or targets.get(f"{each.name}@{wanted}") == each.tag)
-        ]
+        matching = []
+        for version in versions:
+            full_name = f"{version.name}@{wanted}"
+            if name in ("", version.name) and version.tag in (full_name, tags.get(full_name)):
+                matching.append(version)
         if not matching:
             available = ", ".join([*(version.tag for version in versions), *aliases]) or "none"
             raise PipelineError(f"{self.location}: `{spec}` is no version; versions and aliases: {available}")
         if len(matching) > 1:
-            tags = " or ".join(version.tag for version in matching)
-            raise PipelineError(f"{self.location}: {spec} is ambiguous: {tags}; give the full name")
+            candidates = " or ".join(version.tag for version in matching)
+            raise PipelineError(f"{self.location}: {spec} is ambiguous: {candidates}; give the full name")
         return matching[0]
 
     def aliases(self) -> dict[str, str]:
-        """Return the tag of the version that has each alias in force, by `<name>@<alias>`."""
-        by_commit = {(version.name, version.commit): version.tag for version in self.versions()}
+        """Return the tag of the version that each alias in force names, by `<name>@<alias>`."""
+        tags = {(version.name, version.commit): version.tag for version in self.versions()}
         in_force = {f"{each.name}@{each.alias}": each for each in self.assignments()}  # the highest count comes last
         return {
-            alias: by_commit[each.name, each.commit]
+            alias: tags[each.name, each.commit]
             for alias, each in in_force.items()
-            if not each.withdrawn and (each.name, each.commit) in by_commit
+            if not each.withdrawn and (each.name, each.commit) in tags
         }
 
     def aliases_by_version(self) -> dict[str, list[str]]:
-        """Return the aliases, without the model's name, of each version that has any, by the version's tag."""
+        """Return the aliases, such as `champion`, of each version that has any, by the version's tag."""
         grouped: dict[str, list[str]] = {}
         for alias, tag in sorted(self.aliases().items()):
             grouped.setdefault(tag, []).append(alias.rpartition("@")[2])
         return grouped
 
     def assignments(self, name: str | None = None, alias: str | None = None) -> list[Assignment]:
-        """Return the assignments of an alias (None: of all) of a model (None: of all models), sorted by count."""
+        """Return the assignments of aliases, sorted by count; `name` selects one model, `alias` one alias."""
         assignments = []
         for tag in self.tags():
             match = _ALIAS.fullmatch(tag.tag)
@@ -200,12 +209,13 @@ class Snapshot:
         return sorted(assignments, key=lambda each: each.count)
 
     def find(self, name: str, policy_digest: str) -> dict[str, Any] | None:
-        """Return version.json of the newest version with these weights, or None.
+        """Return version.json of the newest version of a model with these weights; None if there is none.
 
-        Versions of older releases do not count: they have the weights alone, so these are registered again.
+        Versions of older releases do not count, because they have nothing but the weights.
         """
-        closed = [each for each in self.registrations(self.versions(name)) if each.get("format") == FORMAT]
-        return next((each for each in reversed(closed) if each.get("policy_digest") == policy_digest), None)
+        wanted = (FORMAT, policy_digest)
+        newest_first = reversed(self.registrations(self.versions(name)))
+        return next((each for each in newest_first if (each.get("format"), each.get("policy_digest")) == wanted), None)
 
     def registrations(self, versions: Sequence[Version]) -> list[dict[str, Any]]:
         """Return version.json of each version, unverified; empty for a version without one."""
@@ -221,7 +231,11 @@ class Snapshot:
         # One git process for all files.
         output = io.BytesIO(self.repository.git_bytes("cat-file", "--batch", data=names.encode()))
         for _ in versions:
-            yield [_next_object(output) for _ in paths]
+            contents = []
+            for _ in paths:
+                *_, size = output.readline().split()  # or `missing`
+                contents.append(None if size == b"missing" else output.read(int(size) + 1)[:-1])
+            yield contents
 
     def lineage(self, tag: str) -> Lineage:
         """Return the lineage of a registered version; PipelineError if it has another format."""
@@ -234,31 +248,21 @@ class Snapshot:
         may then have some of them.
         """
         bundle = self._bundle(self.version(tag))
-        all_paths = {*bundle.digests, *bundle.files, *bundle.faults}
         for path in paths:
-            if not any(_is_below(each, [path]) for each in all_paths):
-                raise PipelineError(f"{bundle.tag}: has no {path}")
+            bundle.require(path)
         stored = {path: digest for path, digest in bundle.stored.items() if _is_below(path, paths)}
-        folders = {path.partition("/")[0] for path in stored}
-        # A damaged `.dvc` file is a fault of every path in its folder.
-        faults = [
-            fault
-            for path, fault in bundle.faults.items()
-            if _is_below(path, paths) or any(_is_below(each, [path.removesuffix(".dvc")]) for each in paths)
-        ]
-        if stored and not faults:
+        if stored:
+            folders = {path.partition("/")[0] for path in stored}
             pointers = {folder: md5 for folder, md5 in bundle.pointers.items() if folder in folders}
-            read = self._read([bundle], pointers, stored, str(destination.absolute()), paths)
-            faults = [f"{bundle.tag}: {fault}" for fault in read.faults]
-        if faults:
-            raise PipelineError(faults[0])
+            for fault in self._read([bundle], pointers, stored, str(destination.absolute()), paths).faults:
+                raise PipelineError(f"{bundle.tag}: {fault}")
         for path, content in bundle.files.items():
             if _is_below(path, paths):
                 (destination / path).parent.mkdir(parents=True, exist_ok=True)
                 (destination / path).write_bytes(content)
 
     def read_storage(self, config: str, pointers: Mapping[str, str], *options: Any) -> Any:
-        """Return the output of the command `read` of dvc_process.py, for the storage in a DVC config."""
+        """Return the output of the command `read` of dvc_process.py for the storage that a DVC config names."""
         with tempfile.TemporaryDirectory(dir=self.repository.scratch) as scratch:
             workspace = Workspace(Path(scratch), self.repository.scratch, self.repository.locks)
             write_dvc_config(workspace.folder, config, storage_url(config, self.location, self.origin))
@@ -278,7 +282,7 @@ class Snapshot:
         contents = [content for bundle in bundles for content in bundle.files.values()]
         num_bytes = sum(len(content) for content in contents)
         pointers = {f"{bundle.tag}: {folder}": md5 for bundle in bundles for folder, md5 in bundle.pointers.items()}
-        if not pointers or any(CONFIG in bundle.faults for bundle in bundles):
+        if not pointers or any(CONFIG in bundle.faults for bundle in bundles):  # a damaged config has no address
             return Verification(faults, len(contents), num_bytes)
         expected = {f"{each.tag}: {path}": digest for each in bundles for path, digest in each.stored.items()}
         stored = self._read(bundles, pointers, expected)
@@ -300,7 +304,7 @@ class Snapshot:
         tags = {version.tag for version in versions}
         if tags and self.repository.try_git("rev-parse", "--verify", "HEAD") is None:
             faults.append(f"{self.location}: the branch of its git repository is missing, although it has versions")
-        # The newest commit names its own version, and each version its parent: their tags may be lost.
+        # The newest commit names its own version, and each version its parent. A named version without a tag is lost.
         for name in ("HEAD", *sorted(tags)):
             registration = json.loads(self.repository.try_git("show", f"{name}:{VERSION_FILE}") or "{}")
             for key in ("tag", "parent"):
@@ -311,14 +315,13 @@ class Snapshot:
         return verification._replace(faults=faults)
 
     def _bundle(self, version: Version) -> _Bundle:
-        """Read a version from git; PipelineError if an older release registered it, or it is not that of its tag."""
-        tag, faults = version.tag, dict[str, str]()
-        files = self._files(version, faults)
-        if DIGESTS_FILE not in files and DIGESTS_FILE not in faults:
-            raise PipelineError(f"{tag}: has no {DIGESTS_FILE}: it was registered by an older release")
+        """Read a version from git; PipelineError if it has no digests, or its tag has other ones."""
+        tag = version.tag
+        files, faults = self._files(version)
         for name in (VERSION_FILE, DIGESTS_FILE):
-            if name in faults:
-                raise PipelineError(faults[name])
+            if name not in files:
+                missing = f"{tag}: has no {name}: it was registered by an older release"
+                raise PipelineError(faults.get(name, missing))
         _check_digest(version, json.loads(files[VERSION_FILE]), files[DIGESTS_FILE])
         expected: dict[str, str] = json.loads(files[DIGESTS_FILE])
         for path, content in files.items():
@@ -330,27 +333,30 @@ class Snapshot:
                 faults.setdefault(path, f"{tag}: {path} is missing from git")
         return _Bundle(tag, files, expected, faults)
 
-    def _files(self, version: Version, faults: dict[str, str]) -> dict[str, bytes]:
-        """Return the files of a version in git; add those that git cannot read to `faults`."""
+    def _files(self, version: Version) -> tuple[dict[str, bytes], dict[str, str]]:
+        """Return the contents of a version's files in git, and a line for each that git cannot read, both by path."""
         try:
             listed = self.repository.git("ls-tree", "-r", "-z", version.commit)
         except PipelineError as error:
             raise type(error)(f"{version.tag}: its commit {version.commit} cannot be read: {error}") from None
-        files = {}
+        files, faults = {}, {}
         for line in listed.split("\0")[:-1]:
             entry, _, path = line.partition("\t")
-            name = entry.split()[2]  # after its mode and type
+            _mode, _type, git_object = entry.split()
             try:
-                files[path] = self.repository.git_bytes("cat-file", "blob", name)
+                files[path] = self.repository.git_bytes("cat-file", "blob", git_object)
             except PipelineError as error:
-                faults[path] = f"{version.tag}: {path}: its git object {name} cannot be read: {error}"
-        return files
+                faults[path] = f"{version.tag}: {path}: its git object {git_object} cannot be read: {error}"
+        return files, faults
 
     def _read(
         self, bundles: Sequence[_Bundle], pointers: Mapping[str, str], expected: Mapping[str, str], *options: Any
     ) -> Verification:
-        """Read folders of versions from the storage and compare their files with the expected digests by path."""
-        # The newest config first: the storage may have moved since a version was registered.
+        """Read folders from the storage, by name and MD5, and compare their files with the `expected` SHA-256 by path.
+
+        The options, `destination` and `paths`, are those of the command `read` of dvc_process.py.
+        """
+        # The newest config comes first: the storage may have moved since a version was registered.
         configs = (bundle.files[CONFIG].decode() for bundle in bundles if CONFIG in bundle.files)
         config = self.repository.try_git("show", f"HEAD:{CONFIG}") or next(configs, None)
         if config is None:
@@ -358,8 +364,8 @@ class Snapshot:
         read = self.read_storage(config, pointers, *options)
         faults = list(read["faults"])
         for path in {**expected, **read["files"]}:
-            if any(_is_below(path, damaged) for damaged in read["faults"].values()):
-                continue  # reported already
+            if any(_is_below(path, missing) for missing in read["faults"].values()):
+                continue  # already reported
             if path not in read["files"]:
                 faults.append(f"{path} is not in its folder in the storage")
             elif read["files"][path] != expected.get(path):
@@ -382,12 +388,6 @@ def read_registry(location: str) -> Iterator[Snapshot]:
             yield Snapshot(location, Workspace(origin, folder), str(origin))
 
 
-def _next_object(output: io.BytesIO) -> bytes | None:
-    """Return the next object in the output of `git cat-file --batch`; None for a missing one."""
-    *_, size = output.readline().split()
-    return None if size == b"missing" else output.read(int(size) + 1)[:-1]
-
-
 def _check_digest(version: Version, registered: Mapping[str, Any], digests: bytes) -> None:
     """Raise PipelineError unless version.json, digests.json and the message of the tag have the same bundle digest."""
     in_message = _BUNDLE_DIGEST.search(version.message)
@@ -405,5 +405,5 @@ def _check_digest(version: Version, registered: Mapping[str, Any], digests: byte
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
-    """Return whether a path is, or is in, one of the folders; all are in `.`."""
+    """Return whether a path is one of the folders, or is in one of them; every path is in `.`."""
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)

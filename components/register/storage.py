@@ -36,7 +36,7 @@ def new_config(url: str, endpoint: str | None) -> str:
 
 
 def storage_url(config: str, location: str, origin: str) -> str:
-    """Return the storage in a DVC config: a URL or an absolute path; a relative one is relative to `origin`/.dvc."""
+    """Return the storage in a DVC config: a URL or an absolute path; the config has paths relative to `origin`/.dvc."""
     url = _parsed(config).get(_SECTION, "url", fallback=None)
     if url is None:
         raise PipelineError(f"{location}: its {CONFIG} has no remote named `{REMOTE}`")
@@ -51,8 +51,8 @@ def storage_endpoint(config: str) -> str | None:
 def config_below(config: str, folder: str) -> str:
     """Return a copy of a DVC config whose storage is a folder within that of `config`."""
     parser = _parsed(config)
-    remote = parser[_SECTION]
-    remote["url"] = f"{remote['url'].rstrip('/')}/{folder}"
+    url = parser[_SECTION]["url"].rstrip("/")
+    parser[_SECTION]["url"] = f"{url}/{folder}"
     below = io.StringIO()
     parser.write(below)
     return below.getvalue()
@@ -71,7 +71,7 @@ def write_dvc_config(folder: Path, config: str, url: str) -> None:
 
 
 def pointer_file(path: str, pointer: Mapping[str, Any]) -> str:
-    """Return the text of the `.dvc` file of a folder; `pointer` has its fields, as dvc_process.py prints them."""
+    """Return the text of the `.dvc` file of a folder; `pointer` has the fields that dvc_process.py prints."""
     return yaml.safe_dump({"outs": [{**pointer, "path": path}]}, sort_keys=False)
 
 
@@ -82,7 +82,7 @@ def md5_in(pointer_file: str | bytes) -> str:
 
 @contextmanager
 def error_prefix(prefix: str) -> Iterator[None]:
-    """Put a prefix before the message of a PipelineError in the block, in place of the prefix `dvc: `."""
+    """Put a prefix before the message of a PipelineError in the block; it replaces the prefix `dvc: `."""
     try:
         yield
     except PipelineError as error:
@@ -106,4 +106,5 @@ def _parsed(config: str) -> configparser.ConfigParser:
 
 
 def _first_set(variables: tuple[str, ...]) -> str | None:
+    """Return the value of the first of these environment variables that is set."""
     return next(filter(None, map(os.environ.get, variables)), None)

@@ -36,7 +36,7 @@ def count_test_set_use(location: str, name: str, policy_digest: str, verdict: Ma
 
     If the registry does not accept the record, a warning is printed. RetryableError if it cannot be reached.
     """
-    if verdict["looks"] is None:  # judged on another split, which may be used any number of times
+    if verdict["looks"] is None:  # judged on another split, whose uses are not counted
         return
     at = datetime.now(UTC).isoformat(timespec="seconds")
     use = {"test_set": verdict["looks"]["test_set"], "policy_digest": policy_digest}
@@ -57,15 +57,15 @@ def _record(registry: Registry, use: Mapping[str, Any]) -> None:
     """
     path = f"{use['test_set']}/{use['policy_digest']}.json"
     for attempt in range(_ATTEMPTS):
-        base = _newest(registry.clone)
-        if base and registry.clone.try_git("cat-file", "-e", f"{base}:{path}") is not None:
+        base = registry.newest_commit(BRANCH)
+        if base and registry.repository.try_git("cat-file", "-e", f"{base}:{path}") is not None:
             return
-        commit = _commit(registry.clone, base, path, json.dumps(use, indent=2) + "\n")
+        commit = _commit(registry.repository, base, path, json.dumps(use, indent=2) + "\n")
         try:
-            registry.clone.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
+            registry.repository.git("push", "--quiet", "origin", f"{commit}:refs/heads/{BRANCH}")
         except PipelineError as error:
-            registry.clone.git("fetch", "--quiet", "origin")
-            if _newest(registry.clone) == base:  # nobody else has pushed, so another attempt would fail as well
+            registry.repository.git("fetch", "--quiet", "origin")
+            if registry.newest_commit(BRANCH) == base:  # nobody else has pushed: the registry refuses the branch
                 raise type(error)(f"{registry.location}: does not accept the branch `{BRANCH}`: {error}") from None
             time.sleep(_PAUSE_S * attempt)
         else:
@@ -73,16 +73,10 @@ def _record(registry: Registry, use: Mapping[str, Any]) -> None:
     raise RetryableError(f"{registry.location}: its branch `{BRANCH}` changed before each of {_ATTEMPTS} pushes")
 
 
-def _newest(clone: Workspace) -> str | None:
-    """Return the branch's newest commit when it was last fetched; None if the branch does not exist yet."""
-    commit = clone.try_git("rev-parse", "--verify", "--quiet", f"refs/remotes/origin/{BRANCH}")
-    return commit and commit.strip()
-
-
 def _commit(clone: Workspace, base: str | None, path: str, content: str) -> str:
-    """Commit a file on `base`, without one on a new empty root commit, and return the commit; it is checked out."""
-    start = base or clone.git("commit-tree", _EMPTY_TREE, "-m", "Count the looks at test sets").strip()
-    clone.git("checkout", "--quiet", "--force", "--detach", start)
+    """Commit a new file on the commit `base`, or on an empty first commit without one; return the commit."""
+    parent = base or clone.git("commit-tree", _EMPTY_TREE, "-m", "Count the looks at test sets").strip()
+    clone.git("checkout", "--quiet", "--force", "--detach", parent)
     file = clone.folder / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content, encoding="utf-8")

@@ -34,9 +34,9 @@ class Champion:
 
 
 def read_registry_facts(registry: str, name: str, test_set: str) -> tuple[Champion | None, set[str]]:
-    """Return a model's champion, and the digests of the policies that were judged on a test set, named by its digest.
+    """Return a model's champion, and the digests of the policies that were judged on the test set with this digest.
 
-    Both are empty if there is no registry yet. PipelineError or RetryableError if a registry cannot be read.
+    None and an empty set if there is no registry yet; PipelineError or RetryableError if it cannot be read.
     """
     if not is_url(registry) and not Path(registry).is_dir():
         return None, set()
@@ -52,13 +52,13 @@ def same_protocol(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _champion(snapshot: Snapshot, tag: str) -> Champion:
-    """Read a version's digest and evaluation from the registry; older versions have no digests.json and no answers."""
-    digest = json.loads(snapshot.read(tag, "version.json"))["policy_digest"]
-    digests = json.loads(snapshot.repository.try_git("show", f"refs/tags/{tag}:digests.json") or "{}")
-    if f"{_EVALUATION}/records.jsonl" not in digests:
-        return Champion(tag, digest, [], {})
+    """Return the champion with this tag; a version of release 0.1.0 has no digests.json and no answers."""
+    policy_digest = json.loads(snapshot.read(tag, "version.json"))["policy_digest"]
+    file_digests = json.loads(snapshot.repository.try_git("show", f"refs/tags/{tag}:digests.json") or "{}")
+    if f"{_EVALUATION}/records.jsonl" not in file_digests:
+        return Champion(tag, policy_digest, [], {})
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-champion-") as folder:
         snapshot.get(tag, [_EVALUATION], Path(folder))
         scores = jsonl.read_json(Path(folder) / _EVALUATION / "scores.json")
         records = [row for _, row in jsonl.read_rows(Path(folder) / _EVALUATION / "records.jsonl")]
-    return Champion(tag, digest, records, scores.get("protocol", {}))
+    return Champion(tag, policy_digest, records, scores["protocol"])

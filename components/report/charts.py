@@ -92,15 +92,16 @@ def curve_chart(
             marker = "o" if len(values) == 1 else None
             axes.plot(curve.steps, values, color=color, marker=marker, markersize=4, **style)
             style = {"linestyle": (0, (3, 2)), "linewidth": 1.3}
-        low, high = (-4, 104) if fraction else (0, 0)  # at least; `_fit` extends it to the data
+        low, high = (-4, 104) if fraction else (0, 0)
         _fit(axes, low, high)
         _label(axes, percent=fraction)
         axes.grid(axis="y")
-        return _svg(figure, title, curves, percent=fraction), legend if len(names) > 1 else []
+        chart = _svg(figure, title, curves, percent=fraction)
+    return chart, (legend if len(names) > 1 else [])
 
 
 def _fit(axes: Any, low: float, high: float) -> None:
-    """Set the y axis to the range from `low` to `high`, extended with a margin if data are outside."""
+    """Set the y axis to the range from `low` to `high`, extended to data outside of it, with a margin."""
     smallest, largest = axes.dataLim.intervaly
     margin = 0.05 * (max(largest, high) - min(smallest, low)) or 1.0  # 1 if all data are 0
     bottom = smallest - margin if smallest < low else low
@@ -117,10 +118,10 @@ def validation_chart(rows: Sequence[Mapping[str, Any]], title: str, policy_step:
     with _figure() as (figure, axes):
         axes.fill_between(curve.steps, low, high, color=color, alpha=0.2, linewidth=0)
         axes.plot(curve.steps, [100 * value for value in curve.values], color=color, linewidth=1.6)
-        dot: dict[str, Any] = {"color": color, "marker": "o", "markersize": 6, "markeredgecolor": _TEXT}
         for row in rows:
             if row["step"] == policy_step:
-                axes.plot(policy_step, 100 * row["accuracy"], **dot)
+                accuracy = 100 * row["accuracy"]
+                axes.plot(policy_step, accuracy, color=color, marker="o", markersize=6, markeredgecolor=_TEXT)
         axes.set_ylim(-4, 104)
         _label(axes, percent=True)
         axes.grid(axis="y")
@@ -168,6 +169,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list
 
 
 def _label(axes: "Axes", *, percent: bool = False) -> None:
+    """Label the axes: steps, and with `percent` every 25 % from 0 to 100."""
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.set_xlabel("step")
     if percent:
@@ -186,7 +188,7 @@ def _figure() -> "Iterator[tuple[Figure, Axes]]":
 
 
 def _values_on_hover(figure: "Figure", curves: Sequence[_Curve], *, percent: bool) -> str:
-    """Return a transparent rectangle over the chart for each step, or every few, whose tooltip has the values there."""
+    """Return SVG strips over the chart, transparent, one for each step or every few; tooltips have the values there."""
     axes, (width, height) = figure.axes[0], _POINTS_PER_INCH * figure.get_size_inches()
     left, right = axes.get_xlim()
     box = axes.get_position()  # in fractions of the figure, from its bottom left

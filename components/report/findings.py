@@ -58,8 +58,7 @@ class Record(BaseModel):
     num_tokens: int
     finished: bool
     worked: bool
-    flexible: FlexibleGrade | None = None
-    """None in records without flexible extraction."""
+    flexible: FlexibleGrade
     turns: tuple[Turn, ...] = ()
     """Turns of an answer with an environment, whose last text is `response`; empty without one."""
     failure: str | None = None
@@ -169,31 +168,29 @@ class Findings:
         }
 
     def by_group(self, key: str) -> list[tuple[str, str, dict[str, Any]]]:
-        """Return source, group and scores by model for a key such as `by_subject`; none for sources with one group."""
+        """Return source, group and scores by model for a key such as `by_subject`, without sources of one group."""
         rows = []
         for source in self.sources:
-            scores = {name: each.scores["greedy"][key].get(source, {}) for name, each in self.evaluations.items()}
-            groups = list(scores["grpo"])
+            # A source whose problems have no subject or level is not in the table.
+            scores = {model: each.scores["greedy"][key].get(source, {}) for model, each in self.evaluations.items()}
+            groups = scores["grpo"]
             if len(groups) > 1:
-                rows += [(source, group, {name: scores[name][group] for name in MODELS}) for group in groups]
+                rows += [(source, group, {model: scores[model][group] for model in MODELS}) for group in groups]
         return rows
 
     def other_scores(self, key: str) -> dict[str, dict[str, Any]]:
-        """Return a table of scores.json, such as `flexible` or `truncated`, by model and source; empty without it."""
-        return {model: each.scores.get(key, {}).get("by_source", {}) for model, each in self.evaluations.items()}
+        """Return a table of scores.json, such as `flexible` or `truncated`, by model and source."""
+        return {model: each.scores[key]["by_source"] for model, each in self.evaluations.items()}
 
     @property
     def reasons(self) -> list[tuple[str, str, dict[str, int]]]:
-        """Verdict, reason, and each model's number of greedy answers with them; sorted by verdict and frequency.
-
-        Empty if an older release scored one of the models, without reasons.
-        """
-        counts = {model: each.scores.get("reasons", {}).get("all") for model, each in self.evaluations.items()}
-        if not all(counts.values()):
-            return []
+        """Verdict, reason, and each model's number of greedy answers with them; sorted by verdict and frequency."""
         rows = []
         for verdict in get_args(Verdict):
-            by_model = {model: Counter(by_verdict.get(verdict, {})) for model, by_verdict in counts.items()}
+            by_model = {
+                model: Counter(each.scores["reasons"]["all"].get(verdict, {}))
+                for model, each in self.evaluations.items()
+            }
             total = sum(by_model.values(), Counter[str]())
             for reason in sorted(total, key=lambda reason: (-total[reason], reason)):
                 rows.append((verdict, reason, {model: number[reason] for model, number in by_model.items()}))
@@ -202,13 +199,13 @@ class Findings:
     @property
     def tool_use(self) -> dict[str, dict[str, Any]]:
         """Use of the environment in the greedy answers of each model; empty without an environment."""
-        by_model = {model: each.scores.get("tools", {}) for model, each in self.evaluations.items()}
+        by_model = {model: each.scores["tools"] for model, each in self.evaluations.items()}
         return by_model if all(by_model.values()) else {}
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """Prompt, limits and other settings of the evaluations; empty if they were not recorded."""
-        return dict(self.evaluations["grpo"].scores.get("protocol") or {})
+        """Prompt, limits and other settings of the evaluations."""
+        return dict(self.evaluations["grpo"].scores["protocol"])
 
     def by_model(self, key: str) -> dict[str, Any]:
         """Return one of the scores over all greedy answers, by model."""
@@ -229,7 +226,7 @@ class Findings:
             "models": self.by_source,
             "flexible": self.other_scores("flexible"),
             "truncated": self.other_scores("truncated"),
-            "protocol": self.evaluations["grpo"].scores.get("protocol"),
+            "protocol": self.protocol,
             "verdict": self.verdict,
             "learned": self.learned,
             "training": {key: self.training[key] for key in _SUMMARY_KEYS} if self.training else None,
@@ -257,7 +254,7 @@ def read_findings(
     if training:  # later steps are not in the policy
         steps = steps[: training["policy_step"]]
     first_rollout = folders["grpo_training"] / FIRST_ROLLOUT
-    lineages = {name: lineage.read(folder) for name, folder in sorted(folders.items())}
+    lineages = {name: made_by for name, folder in sorted(folders.items()) if (made_by := lineage.read(folder))}
     return Findings(
         evaluations,
         pairs,
@@ -294,7 +291,7 @@ def _decide(
     context = GateContext(
         end_of_training(steps),
         champion_outcomes(champion, evaluation, policy) if champion else None,
-        Split(evaluation.scores.get("protocol", {}).get("split", Split.TEST)),
+        Split(evaluation.scores["protocol"]["split"]),
         test_set,
         num_earlier_policies=len(policies - {policy}),
     )
@@ -311,7 +308,7 @@ def champion_outcomes(champion: Champion, evaluation: Evaluation, policy_digest:
     answers = {record.id: record for record in records if record.sample == 0}
     if problems_of(answers) != problems_of(evaluation.greedy):
         return ChampionOutcomes(champion.tag, {}, "not comparable, it was evaluated on other problems")
-    if not same_protocol(champion.protocol, evaluation.scores.get("protocol", {})):
+    if not same_protocol(champion.protocol, evaluation.scores["protocol"]):
         return ChampionOutcomes(champion.tag, {}, "not comparable, it was asked in another way")
     pairs = [Pair(answers[record.id], record) for record in evaluation.greedy.values()]
     return ChampionOutcomes(champion.tag, outcomes_of(pairs))
@@ -331,15 +328,11 @@ def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
 
 
 def _outcome(pairs: Sequence[Pair]) -> Outcome:
-    flexible = [
-        (pair.first.flexible.verdict == "right", pair.grpo.flexible.verdict == "right")
-        for pair in pairs
-        if pair.first.flexible and pair.grpo.flexible
-    ]
+    flexibly_right = [[answer.flexible.verdict == "right" for answer in pair] for pair in pairs]
     return Outcome(
         PairedCounts.of(pair.right for pair in pairs),
         PairedCounts.of(pair.right for pair in pairs if pair.first.answered and pair.grpo.answered),
-        PairedCounts.of(flexible) if len(flexible) == len(pairs) else None,
+        PairedCounts.of((first, grpo) for first, grpo in flexibly_right),
         truncated=(sum(pair.first.truncated for pair in pairs), sum(pair.grpo.truncated for pair in pairs)),
         unscorable=(
             sum(pair.first.verdict == "unscorable" for pair in pairs),
@@ -371,15 +364,10 @@ def read_evaluation(folder: Path) -> Evaluation:
         if record.id in greedy:
             raise PipelineError(f"{path}:{number}: second greedy answer to problem {record.id}; evaluate again")
         greedy[record.id] = record
-    if not greedy:
-        raise PipelineError(f"{path}: contains no greedy answer (sample 0); evaluate again")
     scores = jsonl.read_json(folder / "scores.json")
-    try:
-        scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
-    except (KeyError, TypeError):  # another format: reported below
-        scored = {}
+    scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
     right = Counter(record.source for record in greedy.values() if record.verdict == "right")
-    counted = {record.source: right[record.source] for record in greedy.values()}
+    counted = {record.source: right[record.source] for record in greedy.values()}  # 0 for a source without right ones
     if scored != counted:
         raise PipelineError(
             f"{folder / 'scores.json'}: `greedy.by_source.<source>.correct` are {scored}, but records.jsonl next to "
@@ -397,7 +385,7 @@ def _check_comparable(first: Evaluation, second: Evaluation) -> None:
         )
 
 
-def collect_provenance(lineages: Mapping[str, Lineage | None], own: Mapping[str, dict[str, Any]]) -> Provenance:
+def collect_provenance(lineages: Mapping[str, Lineage], own: Mapping[str, dict[str, Any]]) -> Provenance:
     """Return the provenance of artifacts from their lineages by name; PipelineError if they are of different runs.
 
     `own` has the config of the report itself, which has no lineage yet, by its stage.
@@ -408,8 +396,6 @@ def collect_provenance(lineages: Mapping[str, Lineage | None], own: Mapping[str,
     revisions: list[str] = []
     hardware: list[str] = []
     for name, made_by in lineages.items():
-        if made_by is None:
-            continue
         for work in made_by.works:
             if configs.setdefault(work.stage, work.config) != work.config:
                 raise PipelineError(

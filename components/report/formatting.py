@@ -34,9 +34,12 @@ def probability(p_value: float) -> str:
     return f"{mantissa}\N{NO-BREAK SPACE}\N{MULTIPLICATION SIGN}\N{NO-BREAK SPACE}10{power}"
 
 
-def test_set_use(looks: Mapping[str, Any]) -> str:
-    """Return how many other policies were judged on the test problems, and the chance that one passes by luck."""
-    number, chance = looks["number"], f"{100 * looks['false_promotion']:.3g}"
+def test_set_use(use: Mapping[str, Any]) -> str:
+    """Return how many other policies were judged on the test problems, and the chance that one passes by luck.
+
+    `use` is `looks` of a verdict; its `number` includes the policy of this run.
+    """
+    number, chance = use["number"], f"{100 * use['false_promotion']:.3g}"
     if number == 1:
         return "no other policy was judged on these test problems before"
     others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"
@@ -57,6 +60,8 @@ def hours(number: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span, such as `1 min 12 s`."""
+    """Return a time span in the units that suit it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

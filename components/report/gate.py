@@ -29,7 +29,6 @@ from components.shared.statistics import (
     score,
 )
 
-Verdict = dict[str, Any]
 TRAINING_FIGURES = (
     ("sampler_mismatch", "sampler_mismatch", "mismatch of sampler and trainer", "max"),
     ("entropy", "entropy", "entropy of the policy", "min"),
@@ -47,23 +46,11 @@ class Outcome:
     answered: PairedCounts | None = None
     """Problems that both answered with finished and scorable text; None if these are all."""
     flexible: PairedCounts | None = None
-    """All problems under flexible extraction, for the report only; None if it was not recorded."""
+    """All problems under flexible extraction, for the report only; None for outcomes that are only assumed."""
     truncated: tuple[int, int] = (0, 0)
     """Answers of each model that reached the token limit."""
     unscorable: tuple[int, int] = (0, 0)
     """Answers of each model that the grader could not score."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Requirements on a model compared with another one on the same problems; see `GateConfig`."""
-
-    target: tuple[str, ...]
-    min_gain: float | None
-    """None if it need not be better, only not worse."""
-    margin: float
-    level: float
-    formatting_counts: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,7 @@ class GateContext:
     """Number of other policies that were judged on these problems before."""
 
 
-def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateContext = GateContext()) -> Verdict:
+def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateContext = GateContext()) -> dict[str, Any]:
     """Return the verdict on the outcomes of SFT and GRPO by source, as in verdict.json."""
     configured, gate = gate, with_targets(gate, outcomes)
     unknown = [source for source in gate.target if source not in outcomes]
@@ -102,7 +89,7 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
             f'report.gate.target: no test problem comes from "{unknown[0]}"; '
             f"sources with test problems: {', '.join(outcomes)}"
         )
-    sources = compare(outcomes, claim_of(gate), first="sft")
+    sources = compare(outcomes, gate, first="sft")
     conditions = health(outcomes, gate.health, context.training)
     test_set_use = None
     if context.split == Split.TEST:
@@ -122,7 +109,7 @@ def decide(outcomes: Mapping[str, Outcome], gate: GateConfig, context: GateConte
         "reasons": missed,
         "gate": configured.model_dump(mode="json"),
         # All targets together, for headlines; no condition.
-        "target": {"source": " + ".join(gate.target), "sources": list(gate.target), **_figures(pooled, "sft")},
+        "target": {"source": " + ".join(gate.target), "sources": list(gate.target), **figures(pooled, "sft", "grpo")},
         "sources": sources,
         "health": conditions,
         "champion": champion,
@@ -136,18 +123,21 @@ def with_targets(gate: GateConfig, sources: Iterable[str]) -> GateConfig:
     return gate if gate.target else gate.model_copy(update={"target": tuple(sources)})
 
 
-def claim_of(gate: GateConfig) -> Claim:
-    """Return the gate's requirements on the policy compared with SFT."""
-    return Claim(gate.target, gate.min_gain, gate.margin, gate.max_p_value, gate.formatting_counts)
+def compare(
+    outcomes: Mapping[str, Outcome], gate: GateConfig, *, first: str, needs_gain: bool = True
+) -> list[dict[str, Any]]:
+    """Return figures and decision for each source, the targets first; `first` is the key of the other model.
 
-
-def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> list[dict[str, Any]]:
-    """Return figures and decision for each source, the targets first; `first` is the key of the other model."""
-    targets = {source: outcomes[source] for source in claim.target if source in outcomes}
-    p_values = {source: claim_p(outcome, claim) for source, outcome in targets.items()}
-    levels = holm_levels(p_values, claim.level) if claim.min_gain is not None else {}
-    ordered = {**targets, **outcomes}
-    parts = [_judge(source, outcome, claim, levels.get(source), first) for source, outcome in ordered.items()]
+    Without `needs_gain`, the policy only has to be not worse. Empty without outcomes, as of a champion that cannot be
+    compared.
+    """
+    targets = {source: outcomes[source] for source in gate.target if source in outcomes}
+    levels: dict[str, float] = {}
+    if needs_gain:
+        p_values = {source: gain_p(outcome, gate) for source, outcome in targets.items()}
+        levels = holm_levels(p_values, gate.max_p_value)
+    targets_first = {**targets, **outcomes}
+    parts = [_judge(source, outcome, gate, levels.get(source), first) for source, outcome in targets_first.items()]
     # One improved target suffices; if there is none, all targets fail. `improved` is None for other sources.
     any_improved = any(part["improved"] for part in parts)
     for part in parts:
@@ -155,51 +145,54 @@ def compare(outcomes: Mapping[str, Outcome], claim: Claim, *, first: str) -> lis
     return parts
 
 
-def claim_p(outcome: Outcome, claim: Claim) -> float:
-    """Return the p-value of the claim to be better: the largest of several tests, all of which must reject."""
+def gain_p(outcome: Outcome, gate: GateConfig) -> float:
+    """Return the p-value of the claim that the policy is better: the largest one of tests that must all reject."""
     tests = [mcnemar_p(outcome.counts)]
-    if claim.min_gain:
-        tests.append(paired_gain_p(outcome.counts, claim.min_gain))
-    if outcome.answered and not claim.formatting_counts:
+    if gate.min_gain:
+        tests.append(paired_gain_p(outcome.counts, gate.min_gain))
+    if outcome.answered and not gate.formatting_counts:
         tests.append(mcnemar_p(outcome.answered))
     return max(tests)
 
 
-def is_not_worse(counts: PairedCounts, claim: Claim) -> bool:
+def is_not_worse(counts: PairedCounts, gate: GateConfig) -> bool:
     """Return whether a loss of the margin or more is excluded; a margin of 1 means no requirement."""
-    return claim.margin >= 1 or paired_gain_p(counts, -claim.margin) <= claim.level
+    return gate.margin >= 1 or paired_gain_p(counts, -gate.margin) <= gate.max_p_value
 
 
-def _judge(source: str, outcome: Outcome, claim: Claim, level: float | None, first: str) -> dict[str, Any]:
-    """Return figures and decision for one source; `level` is that of the test for a gain, None if none is required."""
+def _judge(source: str, outcome: Outcome, gate: GateConfig, level: float | None, first: str) -> dict[str, Any]:
+    """Return figures and decision for one source; `level` is the level of the test for a gain, None without a test.
+
+    Holm's procedure gives the level 0 to a target that it does not test.
+    """
     counts = outcome.counts
     part = {
         "source": source,
-        **_figures(counts, first),
+        **figures(counts, first, "grpo"),
         "level": level,
-        "min_gain": claim.min_gain if level is not None else None,
+        "min_gain": gate.min_gain if level is not None else None,
         "gain_bound": paired_gain_bound(counts, level) if level else None,
-        "margin": claim.margin,
-        "lower_bound": paired_gain_bound(counts, claim.level),
-        "improved": None if level is None else claim_p(outcome, claim) <= level,
-        "not_worse": is_not_worse(counts, claim),
+        "margin": gate.margin,
+        "lower_bound": paired_gain_bound(counts, gate.max_p_value),
+        "improved": None if level is None else gain_p(outcome, gate) <= level,
+        "not_worse": is_not_worse(counts, gate),
         "truncated": {first: outcome.truncated[0], "grpo": outcome.truncated[1]},
         "unscorable": {first: outcome.unscorable[0], "grpo": outcome.unscorable[1]},
         "answered": _gain(outcome.answered),
         "flexible": _gain(outcome.flexible),
     }
-    return {**part, "reason": _reason(part, claim, other="SFT" if first == "sft" else f"the {first}")}
+    return {**part, "reason": _reason(part, gate, other="SFT" if first == "sft" else f"the {first}")}
 
 
-def _figures(counts: PairedCounts, first: str) -> dict[str, Any]:
-    """Return scores, gain and p-value of GRPO and another model, whose key is `first`."""
+def figures(counts: PairedCounts, first: str, second: str) -> dict[str, Any]:
+    """Return the scores of two models, whose keys are `first` and `second`, and the gain of the second one."""
     return {
         first: score(counts.both + counts.only_first, counts.total),
-        "grpo": score(counts.both + counts.only_second, counts.total),
+        second: score(counts.both + counts.only_second, counts.total),
         "gain": counts.gain,
         "gain_interval": list(paired_gain_interval(counts)),
         f"only_{first}_right": counts.only_first,
-        "only_grpo_right": counts.only_second,
+        f"only_{second}_right": counts.only_second,
         "p_value": mcnemar_p(counts),
     }
 
@@ -211,11 +204,11 @@ def _gain(counts: PairedCounts | None) -> dict[str, Any] | None:
     return {"total": counts.total, "gain": counts.gain, "p_value": mcnemar_p(counts)}
 
 
-def _reason(part: Mapping[str, Any], claim: Claim, other: str) -> str:
+def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
     """Return how GRPO compares with the other model on a source, with what is required."""
     level, text = part["level"], f"{part['source']}: {points(part['gain'])} points against {other}, "
     if level is None:  # not a target: only a loss is tested
-        return text + _bound(part["lower_bound"], claim.level, -claim.margin)
+        return text + _bound(part["lower_bound"], gate.max_p_value, -gate.margin)
     if level == 0:  # Holm's procedure stopped before
         text += "not tested, since another target failed with a smaller p-value"
     else:
@@ -223,13 +216,13 @@ def _reason(part: Mapping[str, Any], claim: Claim, other: str) -> str:
         text += f"{bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
     answered = part["answered"]
     # Improved on all problems, but not on those that both models answered.
-    if answered and not claim.formatting_counts and part["p_value"] <= level < answered["p_value"]:
+    if answered and not gate.formatting_counts and part["p_value"] <= level < answered["p_value"]:
         text += (
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss of over {100 * claim.margin:.1f} points cannot be ruled out"
+        text += f"; a loss of over {100 * gate.margin:.1f} points cannot be ruled out"
     return text
 
 
@@ -240,13 +233,16 @@ def _bound(bound: float, level: float, required: float) -> str:
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
     """Return figures and decision for a policy compared with the champion."""
     limits = gate.champion
-    claim = Claim(gate.target, limits.min_gain, limits.margin, gate.max_p_value, gate.formatting_counts)
-    sources = compare(champion.outcomes, claim, first="champion")
+    required = gate.model_copy(update={"min_gain": limits.min_gain or 0.0, "margin": limits.margin})
+    needs_gain = limits.min_gain is not None
+    sources = compare(champion.outcomes, required, first="champion", needs_gain=needs_gain)
     if sources:
         missed = [part["reason"] for part in sources if not part["passed"]]
-        passed, reasons = not missed, missed or [part["reason"] for part in sources]
+        passed = not missed
+        reasons = missed or [part["reason"] for part in sources]
     else:
-        passed, reasons = champion.is_same or limits.if_incomparable == "pass", [champion.remark]
+        passed = champion.is_same or limits.if_incomparable == "pass"
+        reasons = [champion.remark]
     return {
         "tag": champion.tag,
         "comparable": bool(sources),
@@ -264,7 +260,7 @@ def _passable(outcomes: Mapping[str, Outcome], gate: GateConfig) -> bool:
     for source, outcome in outcomes.items():
         solved_by_sft = outcome.counts.both + outcome.counts.only_first
         perfect[source] = Outcome(PairedCounts(solved_by_sft, 0, outcome.counts.total - solved_by_sft, 0))
-    return all(part["passed"] for part in compare(perfect, claim_of(gate), first="sft"))
+    return all(part["passed"] for part in compare(perfect, gate, first="sft"))
 
 
 def health(
@@ -273,28 +269,25 @@ def health(
     """Return the conditions on the policy's answers to each source and on the end of its training."""
     conditions = []
     for source, outcome in outcomes.items():
-        for name, (_, number), limit in (
+        for name, (_, num_answers), limit in (
             ("truncated", outcome.truncated, limits.max_truncated_fraction),
             ("unscorable", outcome.unscorable, limits.max_unscorable_fraction),
         ):
-            fraction = number / outcome.counts.total
-            required = f"at most {percent(limit)}"
-            answers = f"{source}: {name} answers of the policy"
-            conditions.append(_condition(answers, percent(fraction), required, fraction <= limit))
+            fraction = num_answers / outcome.counts.total
+            condition = f"{source}: {name} answers of the policy"
+            conditions.append(_condition(condition, percent(fraction), f"at most {percent(limit)}", fraction <= limit))
     for key, _, name, kind in TRAINING_FIGURES:
         limit, figure = getattr(limits, f"{kind}_{key}"), training.get(key)
         if limit is None:
             continue
         required = f"{'at most' if kind == 'max' else 'at least'} {limit:g}"
-        if figure is None:
-            measured, passed = "not recorded", False
-        else:
-            measured = f"{figure:.3g}"
-            passed = figure <= limit if kind == "max" else figure >= limit
+        measured = "not recorded" if figure is None else f"{figure:.3g}"
+        passed = figure is not None and (figure <= limit if kind == "max" else figure >= limit)
         conditions.append(_condition(f"{name} at the end of training", measured, required, passed))
     return conditions
 
 
 def _condition(name: str, measured: str, required: str, passed: bool) -> dict[str, Any]:
+    """Return a condition as in verdict.json; `required` begins with `at most` if it is an upper limit."""
     reason = f"{name}: {measured} ({required} {'allowed' if required.startswith('at most') else 'required'})"
     return {"name": name, "measured": measured, "required": required, "passed": passed, "reason": reason}

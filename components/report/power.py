@@ -4,6 +4,7 @@ Exact: the numbers of answers that GRPO gains and loses on a source are multinom
 answers the gate passes from some number of gained ones on. Sources are independent. Health and champion are ignored.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from components.report.config import GateConfig
 from components.report.formatting import points
-from components.report.gate import Outcome, claim_of, claim_p, is_not_worse, with_targets
+from components.report.gate import Outcome, gain_p, is_not_worse, with_targets
 from components.shared.page import percent
 from components.shared.statistics import PairedCounts
 
@@ -55,17 +56,16 @@ def power(gate: GateConfig, sizes: Mapping[str, int]) -> float:
 
     It gains the expected points on every target, and on every other source as many answers as it loses.
     """
-    claim = claim_of(gate)
-    level = claim.level / len(claim.target)  # the best target has to pass Holm's first level
+    level = gate.max_p_value / len(gate.target)  # the best target has to pass Holm's first level
 
     def better(counts: PairedCounts) -> bool:
-        return is_not_worse(counts, claim) and claim_p(Outcome(counts), claim) <= level
+        return is_not_worse(counts, gate) and gain_p(Outcome(counts), gate) <= level
 
     # P(passes) = P(worse on no source) - P(worse on no source, better on no target)
     none_worse, none_worse_none_better = 1.0, 1.0
     for source, size in sizes.items():
-        p_not_worse = _probability(size, gate, source, partial(is_not_worse, claim=claim))
-        p_better = _probability(size, gate, source, better) if source in claim.target else 0.0
+        p_not_worse = _probability(size, gate, source, partial(is_not_worse, gate=gate))
+        p_better = _probability(size, gate, source, better) if source in gate.target else 0.0
         none_worse *= p_not_worse
         none_worse_none_better *= p_not_worse - p_better
     return none_worse - none_worse_none_better
@@ -92,27 +92,24 @@ def enough_problems(gate: GateConfig, sizes: Mapping[str, int]) -> dict[str, int
 
 
 def _probability(size: int, gate: GateConfig, source: str, passes: Callable[[PairedCounts], bool]) -> float:
-    """Return the probability that the counts of a source meet a condition that more gained answers cannot break."""
+    """Return the probability that the counts of a source pass; counts that pass still do with more gained answers."""
     from scipy.special import bdtrc  # bdtrc(k, n, p): probability of more than k successes in n trials
 
     lost = gate.expected_lost_fraction
     gained = lost + (gate.expected_gain if source in gate.target else 0.0)
     changed = lost + gained
-    spread = _STANDARD_DEVIATIONS * (size * changed * (1 - changed)) ** 0.5
-    numbers = np.arange(max(0, int(size * changed - spread)), min(size, int(size * changed + spread) + 1) + 1)
-    required = np.array([_fewest_gained(int(number), size, passes) for number in numbers])
-    share = gained / changed if changed else 0.0
-    weights = bdtrc(numbers - 1, size, changed) - bdtrc(numbers, size, changed)
-    return float((weights * bdtrc(required - 1, numbers, share)).sum())
+    mean, spread = size * changed, _STANDARD_DEVIATIONS * (size * changed * (1 - changed)) ** 0.5
+    num_changed = np.arange(max(0, int(mean - spread)), min(size, int(mean + spread) + 1) + 1)
+    required_gained = np.array([_fewest_gained(int(number), size, passes) for number in num_changed])
+    gained_share = gained / changed if changed else 0.0
+    probabilities = bdtrc(num_changed - 1, size, changed) - bdtrc(num_changed, size, changed)
+    return float((probabilities * bdtrc(required_gained - 1, num_changed, gained_share)).sum())
 
 
 def _fewest_gained(changed: int, size: int, passes: Callable[[PairedCounts], bool]) -> int:
-    """Return the fewest gained answers among `changed` ones that pass, by bisection; `changed + 1` if none do."""
-    low, high = 0, changed + 1
-    while low < high:
-        middle = (low + high) // 2
-        if passes(PairedCounts(0, changed - middle, middle, size - changed)):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """Return the fewest gained answers among `changed` ones that pass; `changed + 1` if no number passes."""
+
+    def passes_with(gained: int) -> bool:
+        return passes(PairedCounts(0, changed - gained, gained, size - changed))
+
+    return bisect_left(range(changed + 1), True, key=passes_with)

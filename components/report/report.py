@@ -4,10 +4,11 @@ The verdict is decided here and enforced by `register`: a separate stage, so tha
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from jinja2 import UndefinedError
@@ -51,8 +52,16 @@ _TOOL_CURVES: dict[str, dict[str, str]] = {
 _SFT_CURVES = {"SFT loss (nats per token)": {"loss": "loss"}}
 _FRACTIONS = {"worked_fraction", "groups_without_spread_fraction", "tool_use_fraction"}
 """First columns of the charts that are drawn from 0 % to 100 %."""
-_Panel = tuple[str, list[tuple[str, str]], Markup | None]
-"""Title, legend and chart, which is None if no step recorded its columns."""
+
+
+class _Panel(NamedTuple):
+    """A chart of the page."""
+
+    title: str
+    legend: list[tuple[str, str]]
+    """Names and colors of the curves."""
+    chart: Markup | None
+    """None if no step recorded its columns."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +138,14 @@ def render_report(
     here = Path(__file__).parent
     findings = findings or read_findings(config, folders, verdict)
     run = run or RunFacts()
-    configs, training = findings.provenance.configs.items(), findings.training
+    training = findings.training
     panels: list[_Panel] = []
     if training:
         title = "Validation accuracy, with the policy's step"
-        panels = [(title, [], charts.validation_chart(training["validation"], title, training["policy_step"]))]
+        panels = [_Panel(title, [], charts.validation_chart(training["validation"], title, training["policy_step"]))]
     panels += _panels(folders["grpo_training"], _GRPO_CURVES)
-    panels += (panel for panel in _panels(folders["grpo_training"], _TOOL_CURVES) if panel[-1])  # none without tools
+    # Without tools, no step has the columns of these charts.
+    panels += (panel for panel in _panels(folders["grpo_training"], _TOOL_CURVES) if panel.chart)
     panels += _panels(folders["sft_training"], _SFT_CURVES)
     values = {
         "findings": findings,
@@ -146,7 +156,8 @@ def render_report(
         "phases": charts.phase_chart(run.timings) if run.timings else None,
         "examples": _choose_examples(findings.pairs, config.num_examples),
         "configs": {
-            stage: yaml.safe_dump(each, sort_keys=False, allow_unicode=True, width=100) for stage, each in configs
+            stage: yaml.safe_dump(section, sort_keys=False, allow_unicode=True, width=100)
+            for stage, section in findings.provenance.configs.items()
         },
         "run": run,
         "costs": costs(run, findings),
@@ -174,14 +185,17 @@ def page_of_run(config: Mapping[str, Any], folders: Mapping[str, str], report: P
 
 
 def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
-    """Return a row for each stage of a run, and a total: name, time, processor time and sampled tokens, as text."""
+    """Return rows with name, time, processor time and sampled tokens, as text: one for each stage, and a total.
+
+    There are no rows while the times are not known.
+    """
     if not run.seconds:
         return []
     tokens = {"evaluate": sum(evaluation.num_tokens for evaluation in findings.evaluations.values())}
     if run.timings:
         timings = [row for _, row in jsonl.read_rows(run.timings / "timings.jsonl")]
         tokens["train_grpo"] = round(sum(row.get("tokens_per_s", 0.0) * row["step_s"] for row in timings))
-    total_hours: dict[str, float] = {}
+    total_hours: dict[str, float] = defaultdict(float)  # of GPUs and of cores
     rows = []
     for stage, seconds in run.seconds.items():
         environment = run.made_by.environment(stage) if run.made_by else None
@@ -189,7 +203,7 @@ def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
         if environment:
             unit, number = ("GPU", len(environment.gpus)) if environment.gpus else ("core", environment.num_cores)
             hours = seconds * number / 3600
-            total_hours[unit] = total_hours.get(unit, 0.0) + hours
+            total_hours[unit] += hours
             used = formatting.hours(hours, unit)
         sampled = page.count(tokens[stage]) if tokens.get(stage) else ""
         rows.append((stage, formatting.duration(seconds), used, sampled))
@@ -225,5 +239,6 @@ def _panels(training: Path, titles: Mapping[str, Mapping[str, str]]) -> Iterator
     """Yield the charts of a training: `titles` has the columns of each, with their names in the legend."""
     steps = [row for _, row in jsonl.read_rows(training / "steps.jsonl")]
     for title, names in titles.items():
-        chart, legend = charts.curve_chart(steps, title, names, fraction=next(iter(names)) in _FRACTIONS)
-        yield title, legend, chart
+        first_column = next(iter(names))
+        chart, legend = charts.curve_chart(steps, title, names, fraction=first_column in _FRACTIONS)
+        yield _Panel(title, legend, chart)

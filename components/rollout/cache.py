@@ -28,18 +28,18 @@ class _Chunk:
     tokens: range
     """Their places among all tokens of the call."""
     num_past: int
-    """Tokens of the completion that were read before."""
+    """Tokens of the row's completion that were read before."""
 
 
 class _Call:
-    """The tokens of one call of the model: each row reads one token, several (a chunk), or none."""
+    """The tokens of one call of the model: each row reads one token (a single), several (a chunk), or none."""
 
     def __init__(
         self, rows: Sequence[int], counts: Sequence[int], pasts: Sequence[int], num_rows: int, device: torch.device
     ) -> None:
-        """Of `num_rows` rows, `rows[i]` reads `counts[i]` tokens, after the `pasts[i]` that it has read before."""
+        """Row `rows[i]` of `num_rows` reads `counts[i]` tokens, and has read `pasts[i]` before."""
         self.width = max(past + count for past, count in zip(pasts, counts, strict=True))
-        """Tokens of the longest completion, those of this call included."""
+        """Tokens of the longest completion of these rows, with those of this call."""
         self.row_X: Tensor | slice = slice(None)
         """The row of each token."""
         self.place_X: Tensor | int = pasts[0]
@@ -50,11 +50,11 @@ class _Call:
         self._num_seen_R: Tensor | None = None
         self._mask_R11T: Tensor | None = None
         if self.are_all_single and min(pasts) == max(pasts):
-            return  # the usual call: every row reads at the same place, so nothing needs an index
+            return  # the usual call: every row reads at the same place, so no tensor of indices is needed
         token_rows: list[int] = []
         places: list[int] = []
         singles: dict[int, int] = {}
-        num_seen = [self.width] * num_rows  # all for rows without a single token, whose mask is not used
+        num_seen = [self.width] * num_rows  # changed below for singles; nothing uses the mask of other rows
         for row, count, past in zip(rows, counts, pasts, strict=True):
             start = len(places)
             token_rows += [row] * count
@@ -72,7 +72,7 @@ class _Call:
             self._num_seen_R = torch.tensor(num_seen, device=device)
 
     def mask(self, like: Tensor) -> Tensor | None:
-        """Return -inf for places beyond a row's last token, else 0, (R, 1, 1, T); None if no row ends early."""
+        """Return -inf for places after a row's last token, else 0, (R, 1, 1, T); None if all rows are equally long."""
         if self._mask_R11T is None and self._num_seen_R is not None:
             hidden_RT = torch.arange(self.width, device=like.device) >= self._num_seen_R[:, None]
             self._mask_R11T = like.new_zeros(hidden_RT.shape).masked_fill_(hidden_RT, -torch.inf)[:, None, None]
@@ -98,7 +98,7 @@ class GroupCache:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._slot_R = torch.arange(len(self.numbers), device=device)
-        """Where each row's query is among the P x G queries to the prompts: prompt * G + place in the group."""
+        """The place of each row's query among the P x G queries to the prompts: prompt * G + place in the group."""
         self._has_dropped = False
         self._mask_P11S: Tensor | None = None
         lengths_P = torch.tensor(self.prompt_lengths, device=device)
@@ -121,15 +121,32 @@ class GroupCache:
         return self._prompt_length_R[self._call.row_X] + self._call.place_X
 
     def attend(self, layer: int, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float) -> Tensor:
-        """Store the keys and values, and return the output of attention for each query, (X, H, D)."""
-        if self._call is None:
+        """Store the keys and values, and return the output of attention for each query, (X, H, D).
+
+        Rows that read one token are computed together, in the shape of the cache; rows with a chunk end to end.
+        """
+        call = self._call
+        if call is None:
             # Models in which a layer does not attend, or more than once, are refused when they are loaded.
             assert layer == len(self._prompt_keys), f"layer {layer} attends where {len(self._prompt_keys)} is next"
             return self._attend_prompts(q_XHD, k_XKD, v_XKD, scale)
-        return self._attend_completions(layer, q_XHD, k_XKD, v_XKD, scale, self._call)
+        keys_RKTD = self._store(self._keys, layer, k_XKD, call)
+        values_RKTD = self._store(self._values, layer, v_XKD, call)
+        if call.are_all_single:
+            return self._attend_rows(layer, q_XHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
+        out_XHD = torch.empty_like(q_XHD)
+        if len(call.single_X):
+            q_RHD = q_XHD.new_zeros(len(self.numbers), *q_XHD.shape[1:])
+            q_RHD[call.single_R] = q_XHD[call.single_X]
+            out_RHD = self._attend_rows(layer, q_RHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
+            out_XHD[call.single_X] = out_RHD[call.single_R]
+        if call.chunks:
+            qkv = (q_XHD[call.chunk_Y], k_XKD[call.chunk_Y], v_XKD[call.chunk_Y])
+            out_XHD[call.chunk_Y] = self._attend_chunks(layer, *qkv, call.chunks, scale)
+        return out_XHD
 
     def drop(self, ended_R: Tensor) -> None:
-        """Drop the rows that have ended; the last rows move into the holes, so that few are copied."""
+        """Drop the rows that have ended; the last of the others move into their places, so that few are copied."""
         num_alive = len(ended_R) - int(ended_R.sum())
         holes = ended_R[:num_alive].nonzero().squeeze(1)
         movers = num_alive + (~ended_R[num_alive:]).nonzero().squeeze(1)
@@ -162,28 +179,6 @@ class GroupCache:
         k_XHD, v_XHD = (x.repeat_interleave(repeats, dim=1) for x in (k_XKD, v_XKD))
         return attend(q_XHD, k_XHD, v_XHD, Segments(bounds, bounds, causal=True), scale)[0]
 
-    def _attend_completions(
-        self, layer: int, q_XHD: Tensor, k_XKD: Tensor, v_XKD: Tensor, scale: float, call: _Call
-    ) -> Tensor:
-        """Store the keys and values; attend to each completion's prompt and its tokens so far.
-
-        Rows with one token are computed together, in the shape of the cache; rows with a chunk end to end.
-        """
-        keys_RKTD = self._store(self._keys, layer, k_XKD, call)
-        values_RKTD = self._store(self._values, layer, v_XKD, call)
-        if call.are_all_single:
-            return self._attend_rows(layer, q_XHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
-        out_XHD = torch.empty_like(q_XHD)
-        if len(call.single_X):
-            q_RHD = q_XHD.new_zeros(len(self.numbers), *q_XHD.shape[1:])
-            q_RHD[call.single_R] = q_XHD[call.single_X]
-            out_RHD = self._attend_rows(layer, q_RHD, keys_RKTD, values_RKTD, scale, call.mask(q_XHD))
-            out_XHD[call.single_X] = out_RHD[call.single_R]
-        if call.chunks:
-            qkv = (q_XHD[call.chunk_Y], k_XKD[call.chunk_Y], v_XKD[call.chunk_Y])
-            out_XHD[call.chunk_Y] = self._attend_chunks(layer, *qkv, call.chunks, scale)
-        return out_XHD
-
     def _store(self, stored: list[Tensor], layer: int, x_XKD: Tensor, call: _Call) -> Tensor:
         """Store the keys or values of the tokens of a call; return those of all tokens so far, (R, K, T, D)."""
         # Zeros, not empty memory: a masked value has no weight, but 0 times NaN would be NaN.
@@ -203,8 +198,9 @@ class GroupCache:
         """Attend with one query per row to the row's own tokens and to its prompt, (R, H, D)."""
         q_RKQD = q_RHD.unflatten(1, (keys_RKTD.shape[1], -1))
         own_RKQD, own_lse_RKQ = attend_all(q_RKQD, keys_RKTD, values_RKTD, scale, mask_R11T)
-        prompts = (self._prompt_keys[layer], self._prompt_values[layer])
-        prompt, lse = attend_all(self._to_slots(q_RKQD), *prompts, scale, self._padding_mask(q_RHD))
+        keys_PKSD, values_PKSD = self._prompt_keys[layer], self._prompt_values[layer]
+        mask_P11S = self._padding_mask(q_RHD)
+        prompt, lse = attend_all(self._to_slots(q_RKQD), keys_PKSD, values_PKSD, scale, mask_P11S)
         prompt_RKQD, lse_RKQ1 = self._to_rows(prompt), self._to_rows(lse[..., None])
         # The prompt's share of the joint softmax: exp(lse) / (exp(lse) + exp(own lse)), a sigmoid of the difference.
         weight_RKQ1 = torch.sigmoid(lse_RKQ1 - own_lse_RKQ[..., None]).to(own_RKQD.dtype)
@@ -218,9 +214,9 @@ class GroupCache:
         bounds = tuple(accumulate((len(chunk.tokens) for chunk in chunks), initial=0))
         past_keys, past_values = zip(*(self._past(layer, chunk) for chunk in chunks), strict=True)
         past_bounds = tuple(accumulate(map(len, past_keys), initial=0))
-        pasts = (torch.cat(past_keys), torch.cat(past_values))
+        past_kv = (torch.cat(past_keys), torch.cat(past_values))
         repeats = q_YHD.shape[1] // k_YKD.shape[1]
-        k_YHD, v_YHD, k_SHD, v_SHD = (x.repeat_interleave(repeats, dim=1) for x in (k_YKD, v_YKD, *pasts))
+        k_YHD, v_YHD, k_SHD, v_SHD = (x.repeat_interleave(repeats, dim=1) for x in (k_YKD, v_YKD, *past_kv))
         out_YHD, lse_YH = attend(q_YHD, k_YHD, v_YHD, Segments(bounds, bounds, causal=True), scale)
         before = attend(q_YHD, k_SHD, v_SHD, Segments(bounds, past_bounds, causal=False), scale)
         join_softmaxes(out_YHD, lse_YH, *before)  # into out_YHD
@@ -242,16 +238,16 @@ class GroupCache:
         return self._mask_P11S
 
     def _to_slots(self, x_RKQD: Tensor) -> Tensor:
-        """Return (P, K, G * Q, D): the rows of each prompt together, with zeros for rows that have ended."""
-        x_slots = x_RKQD
+        """Return (P, K, G * Q, D): the rows of each prompt together, with zeros for rows that were dropped."""
+        slots = x_RKQD
         if self._has_dropped:
-            x_slots = x_RKQD.new_zeros(len(self._is_padding_PS) * self.group_size, *x_RKQD.shape[1:])
-            x_slots.index_copy_(0, self._slot_R, x_RKQD)
-        x_PKGD: Tensor = x_slots.unflatten(0, (-1, self.group_size)).transpose(1, 2).flatten(2, 3)
+            slots = x_RKQD.new_zeros(len(self._is_padding_PS) * self.group_size, *x_RKQD.shape[1:])
+            slots.index_copy_(0, self._slot_R, x_RKQD)
+        x_PKGD: Tensor = slots.unflatten(0, (-1, self.group_size)).transpose(1, 2).flatten(2, 3)
         return x_PKGD
 
     def _to_rows(self, x_PKGD: Tensor) -> Tensor:
         """Return (R, K, Q, D): the inverse of `_to_slots`. The dimension G of the input has G x Q elements."""
         x_PGKQD: Tensor = x_PKGD.unflatten(2, (self.group_size, -1)).transpose(1, 2)
-        x_slots = x_PGKQD.flatten(0, 1)
-        return x_slots.index_select(0, self._slot_R) if self._has_dropped else x_slots
+        slots = x_PGKQD.flatten(0, 1)
+        return slots.index_select(0, self._slot_R) if self._has_dropped else slots

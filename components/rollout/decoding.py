@@ -1,8 +1,8 @@
 """Decoding with transformers: all trajectories of a batch in step, until the last is done.
 
 Each call of the model reads one token of every row that samples, and the whole observation of every row whose
-environment has answered, end to end. A row that waits for its environment is left out. Its wait is counted in calls of
-the model, never in seconds: so the tokens alone decide which rows are computed together, and how results are rounded.
+environment has answered, end to end. It leaves out rows that wait for their environments. How long they wait is counted
+in calls, not in seconds: so the tokens alone decide which rows are computed together, and how results are rounded.
 
 Shape suffixes:
     P  prompts of the batch, R  rows: completions in progress   V  vocabulary, B  blocks of it, C  tokens of a block
@@ -20,7 +20,7 @@ from components.rollout.cache import GroupCache
 from components.rollout.trajectory import Status, Trajectory
 
 _CALLS_TO_ANSWER = 8
-"""Calls of the model during which an environment may answer; after them the batch waits for it."""
+"""Calls of the model that go on while an environment answers; after them the batch waits for it."""
 
 
 class Decoding:
@@ -37,41 +37,38 @@ class Decoding:
 
         `uniform_RT` has a number in [0, 1) for each token that may be sampled.
         """
-        self._active = dict(enumerate(trajectories))
-        self._prompt_ids = {number: each.prompt_ids for number, each in self._active.items()}
-        ready, logits_RV = self.cache.numbers, self._read_prompts()
+        self._trajectories = trajectories
+        # Each prompt is read once for its group.
+        position_X = torch.tensor([place for prompt in self.prompts for place in range(len(prompt))])
+        logits_PV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
+        logits_RV = logits_PV.repeat_interleave(self.cache.group_size, 0)
+        prompt_ids = [each.prompt_ids for each in trajectories]
+        ready = self.cache.numbers
         # For each completion that waits for its environment, the number of calls after which it receives the answer.
         due: dict[int, int] = {}
-        calls = 0
+        num_calls = 0
         while ready or due:
             if ready:
                 self._sample_next(ready, logits_RV, uniform_RT)
-            calls += 1
-            statuses = {number: self._active[number].status for number in ready}
+            num_calls += 1
+            statuses = {number: trajectories[number].status for number in ready}
             waiting = [number for number, status in statuses.items() if status is Status.WAITING]
-            due |= dict.fromkeys(waiting, calls + _CALLS_TO_ANSWER)
+            due |= dict.fromkeys(waiting, num_calls + _CALLS_TO_ANSWER)
             if due and Status.SAMPLING not in statuses.values():
-                calls = max(calls, min(due.values()))  # no row has a token to read, so the next answer is due now
-            for number in [number for number, call in due.items() if call <= calls]:
+                num_calls = max(num_calls, min(due.values()))  # no row has a token to read: the next answer is due now
+            for number in [number for number, call in due.items() if call <= num_calls]:
                 del due[number]
-                answer = self._active[number].pending_answer
+                answer = trajectories[number].pending_answer
                 assert answer is not None, "a waiting trajectory has a pending answer"
-                self._active[number].receive(answer.result())
-            self._drop_done()
+                trajectories[number].receive(answer.result())
+            # A trajectory that has forked goes on in another batch, as its prompt is another.
+            ended = [not trajectories[number].goes_on(prompt_ids[number]) for number in self.cache.numbers]
+            if any(ended):
+                self.cache.drop(torch.tensor(ended, device=self.checkpoint.device))
             ready = [number for number in self.cache.numbers if number not in due]
             if ready:
-                logits_RV = self._read(ready)
-
-    def _read_prompts(self) -> Tensor:
-        """Read the prompts in one call; return the logits of the first token of each completion, (R, V)."""
-        position_X = torch.tensor([place for length in self.cache.prompt_lengths for place in range(length)])
-        logits_PV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
-        return logits_PV.repeat_interleave(self.cache.group_size, 0)
-
-    def _read(self, numbers: Sequence[int]) -> Tensor:
-        """Read all unread tokens of these completions in one call; return the logits of their next tokens, (R, V)."""
-        unread = [self._active[number].ids[self.cache.num_read[number] :] for number in numbers]
-        return self._logits(unread, self.cache.begin_call(numbers, [len(ids) for ids in unread]))
+                unread = [trajectories[number].ids[self.cache.num_read[number] :] for number in ready]
+                logits_RV = self._logits(unread, self.cache.begin_call(ready, [len(ids) for ids in unread]))
 
     def _logits(self, sequences: Sequence[Sequence[int]], position_X: Tensor) -> Tensor:
         """Run the model on sequences, one after another in one row; return the logits at the last token of each."""
@@ -85,10 +82,11 @@ class Decoding:
         return logits_RV
 
     def _sample_next(self, numbers: Sequence[int], logits_RV: Tensor, uniform_RT: Tensor) -> None:
-        places = [self._active[number].num_sampled for number in numbers]
+        """Sample the next token of each of these completions from its logits, and add it to its trajectory."""
+        places = [self._trajectories[number].num_sampled for number in numbers]
         token_R, logprob_R = self._sample(logits_RV, uniform_RT[list(numbers), places])
         for number, token, logprob in zip(numbers, token_R.tolist(), logprob_R.tolist(), strict=True):
-            self._active[number].append(token, logprob)
+            self._trajectories[number].append(token, logprob)
 
     def _sample(self, logits_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
         """Return a token per row with its log-probability: the likeliest at temperature 0, else a random one."""
@@ -96,17 +94,11 @@ class Decoding:
             token_R = logits_RV.argmax(-1)
         elif self.temperature != 1:
             logits_RV = logits_RV / self.temperature
-        # On CPUs the result replaces the logits, whose memory is in the processor's caches.
+        # On CPUs the probabilities overwrite the logits, whose memory is in the processor's caches.
         probability_RV = torch.softmax(logits_RV, -1, out=None if logits_RV.is_cuda else logits_RV)
         if self.temperature != 0:
             token_R = inverse_cdf(probability_RV, uniform_R)
         return token_R, probability_RV.gather(1, token_R[:, None]).squeeze(1).log()
-
-    def _drop_done(self) -> None:
-        """Drop the rows of trajectories that are done or have forked: after a fork, the prompt is another."""
-        done = [not self._active[number].goes_on(self._prompt_ids[number]) for number in self.cache.numbers]
-        if any(done):
-            self.cache.drop(torch.tensor(done, device=self.checkpoint.device))
 
 
 def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
@@ -125,7 +117,7 @@ def inverse_cdf(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
     block_R1 = torch.searchsorted(stops_RB, threshold_R1, right=True)
     bounds_RB = torch.nn.functional.pad(stops_RB, (1, 0))
     start_R1, stop_R1 = bounds_RB.gather(1, block_R1), bounds_RB.gather(1, block_R1 + 1)
-    # Where the threshold is in its block, in [0, 1). Rounding may give 1, which would be past the last weight.
+    # The place of the threshold in its block, in [0, 1). Rounding may give 1, which would be past the last weight.
     uniform_R1 = ((threshold_R1 - start_R1) / (stop_R1 - start_R1)).clamp(max=1 - 2**-53)
     index_RC = block_R1 * block_size + torch.arange(block_size, device=weights_RV.device)
     block_RC = weights_RV.gather(1, index_RC.clamp(max=vocabulary_size - 1))

@@ -1,8 +1,8 @@
 """Sampling from models that take padded rows (components/policy/padded.py), with their own cache.
 
-transformers' `generate` decodes; this module decides the next token of each row. A row either samples, with the same
-random numbers as elsewhere, or reads its environment's answer token by token, as a recurrence has to. So all rows are
-always equally long, and a turn that has ended is answered before any row goes on.
+transformers' `generate` decodes; this module chooses the next token of each row. A row either samples, with the same
+random numbers as in decoding.py, or reads its environment's answer token by token, as a recurrence has to. So all rows
+are always equally long, and all wait while an environment answers.
 
 Shape suffixes:
     R  completions of a call, T  tokens that may be sampled, V  vocabulary
@@ -31,14 +31,14 @@ class _NextToken(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Sample from the logits `scores`, hand the tokens over, and return scores that select the next tokens."""
-        # Rows that are done or reading get a sample too, which is not used.
+        # Rows that are done, or that read an answer, get a sample too, which is not used.
         places = [min(row.num_sampled, self._uniform_RT.shape[1] - 1) for row in self._rows]
         uniform_R = self._uniform_RT[range(len(places)), places]
         logprobs_RV = (scores.float() / (self._temperature or 1.0)).log_softmax(-1)
         token_R = inverse_cdf(logprobs_RV.exp(), uniform_R) if self._temperature else logprobs_RV.argmax(-1)
         logprob_R = logprobs_RV.gather(1, token_R[:, None]).squeeze(1)
         for row, token, logprob in zip(self._rows, token_R.tolist(), logprob_R.tolist(), strict=True):
-            if len(row.ids) == self._num_tokens:  # all of its tokens have been read
+            if len(row.ids) == self._num_tokens:  # else it still reads an answer
                 row.extend((token,), (logprob,))
         for row in self._rows:  # after the loop above, so that environments answer at the same time
             if row.pending_answer is not None:
@@ -68,23 +68,20 @@ def run_to_completion(
     Only prompts of equal length are read together, so that none is padded: a recurrence would read the padding.
     `uniform_RT` has a number in [0, 1) for each token that may be sampled.
     """
-    by_length: defaultdict[int, dict[int, Trajectory]] = defaultdict(dict)
-    for number, trajectory in enumerate(trajectories):
-        by_length[len(trajectory.prompt_ids)][number] = trajectory
-    for _, rows in sorted(by_length.items()):
-        _run(checkpoint, list(rows.values()), temperature, uniform_RT[list(rows)])
-
-
-def _run(checkpoint: Checkpoint, rows: Sequence[Trajectory], temperature: float, uniform_RT: Tensor) -> None:
-    ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)  # all equally long
     tools, pad = checkpoint.config.tools, checkpoint.end_ids[0]
-    checkpoint.model.generate(
-        ids_RS,
-        attention_mask=torch.ones_like(ids_RS),
-        max_new_tokens=uniform_RT.shape[1] + (tools.max_environment_tokens if tools else 0),
-        do_sample=False,
-        eos_token_id=[],  # a turn that ends need not end its row
-        pad_token_id=pad,
-        logits_processor=LogitsProcessorList([_NextToken(rows, temperature, uniform_RT, pad)]),
-        stopping_criteria=StoppingCriteriaList([_Done(rows)]),
-    )
+    by_length: defaultdict[int, list[int]] = defaultdict(list)
+    for number, trajectory in enumerate(trajectories):
+        by_length[len(trajectory.prompt_ids)].append(number)
+    for _, numbers in sorted(by_length.items()):
+        rows = [trajectories[number] for number in numbers]
+        ids_RS = torch.tensor([row.prompt_ids for row in rows], device=checkpoint.device)
+        checkpoint.model.generate(
+            ids_RS,
+            attention_mask=torch.ones_like(ids_RS),
+            max_new_tokens=uniform_RT.shape[1] + (tools.max_environment_tokens if tools else 0),
+            do_sample=False,
+            eos_token_id=[],  # a turn that ends need not end its row
+            pad_token_id=pad,
+            logits_processor=LogitsProcessorList([_NextToken(rows, temperature, uniform_RT[numbers], pad)]),
+            stopping_criteria=StoppingCriteriaList([_Done(rows)]),
+        )

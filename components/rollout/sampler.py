@@ -115,21 +115,18 @@ class Completion:
         return len(self.tokens.completion_ids) - self.tokens.num_sampled
 
     def is_worked(self, policy: AnswerPolicy) -> bool:
-        """Return whether it states an answer after some reasoning, which may be in any of several turns."""
+        """Return whether the response has an answer after some reasoning, which may be in any of several turns."""
         if len(self.turns) < 2:
             return has_reasoning(self.response, policy)
         return final_answer(self.response, policy) is not None and has_reasoning(self.transcript, policy)
 
     def turn_records(self) -> list[dict[str, Any]]:
-        """Return the turns as a record has them, in JSON."""
-        return [
-            {
-                "text": turn.text,
-                "observation": turn.observation.replace(NEXT_ANSWER, "\n"),
-                "rewards": dict(turn.rewards),
-            }
-            for turn in self.turns
-        ]
+        """Return the turns for a record in JSON."""
+        records: list[dict[str, Any]] = []
+        for turn in self.turns:
+            observation = turn.observation.replace(NEXT_ANSWER, "\n")
+            records.append({"text": turn.text, "observation": observation, "rewards": dict(turn.rewards)})
+        return records
 
 
 Generate = Callable[[Sequence[Problem], Sampling], list[list[Completion]]]
@@ -168,8 +165,7 @@ class StopTexts:
     def __init__(self, texts: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self.texts, self._decode = texts, decode
         self._longest = max(map(len, texts), default=0)
-        self._may_end: dict[int, bool] = {}
-        """For each token seen so far, whether it may contain the last character of a stop text."""
+        self._can_end_by_token: dict[int, bool] = {}
 
     def ends(self, ids: Sequence[int], start: int = 0) -> bool:
         """Return whether the last token of `ids[start:]` completes a stop text, given that no earlier token does.
@@ -181,18 +177,19 @@ class StopTexts:
         # A character has up to four tokens, and one more since some tokenizers decode the first token differently.
         window = 4 * self._longest + 1
         end = self._decode(ids[max(start, len(ids) - window) :])
-        while len(end) <= self._longest and window < len(ids) - start:  # some tokens, such as special ones, are empty
+        while len(end) <= self._longest and window < len(ids) - start:  # special tokens have no text: decode more
             window *= 2
             end = self._decode(ids[max(start, len(ids) - window) :])
         return any(text in end for text in self.texts)
 
     def _can_end(self, token: int) -> bool:
-        if token not in self._may_end:
+        """Return whether a token may contain the last character of a stop text."""
+        if token not in self._can_end_by_token:
             text = self._decode((token, token))  # twice, as some tokenizers decode the first token differently
             # A token without text, or with a part of a character, may complete any character.
             is_whole = bool(text) and "\N{REPLACEMENT CHARACTER}" not in text
-            self._may_end[token] = not is_whole or any(each[-1] in text for each in self.texts)
-        return self._may_end[token]
+            self._can_end_by_token[token] = not is_whole or any(each[-1] in text for each in self.texts)
+        return self._can_end_by_token[token]
 
     def before(self, text: str) -> str:
         """Return the part of a text before the first stop text in it."""
@@ -202,7 +199,7 @@ class StopTexts:
 def grade_completions(
     verify: Verifier, problems: Sequence[Problem], completions: Sequence[Completion], policy: AnswerPolicy
 ) -> list[Grade]:
-    """Grade the answer to each problem; a truncated one is wrong, one whose environment failed is unscorable."""
+    """Return the grade of each completion: truncated ones are wrong, those with a failed environment unscorable."""
     grades: dict[int, Grade] = {}
     submissions: dict[int, Submission] = {}
     for index, (problem, completion) in enumerate(zip(problems, completions, strict=True)):

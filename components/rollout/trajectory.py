@@ -1,11 +1,11 @@
 """A completion while it is sampled, the same for every engine: the model's turns, and its environment's answers.
 
-An engine samples tokens and hands them over (`extend`) as long as a trajectory is `SAMPLING`. At the end of a turn the
-trajectory waits for its environment (`pending_answer`); the engine hands the answer over as well (`receive`). The
-tokens of the observation are then part of `ids`, and the engine reads them before it samples the next token. Sampled
-tokens are never tokenised again; each observation is tokenised by itself.
+An engine samples tokens and adds them (`extend`) as long as a trajectory is `SAMPLING`. At the end of a turn the
+trajectory waits for its environment (`pending_answer`), whose answer the engine adds too (`receive`). The tokens of the
+observation are then part of `ids`, and the engine reads them before it samples the next token. Sampled tokens are never
+tokenised again; each observation is tokenised by itself.
 
-A chat template may rewrite the history: some leave out the thoughts of earlier turns. Where the prompt of the next turn
+A chat template may rewrite the history: some leave out the thoughts of earlier turns. If the prompt of the next turn
 does not begin with the text so far, the trajectory forks: it has a new prompt, and no `ids` until more are sampled.
 """
 
@@ -30,7 +30,7 @@ class Status(Enum):
     """What a trajectory needs next."""
 
     SAMPLING = auto()
-    """A token, once all tokens so far have been read."""
+    """The next token; the engine first reads all tokens before it."""
     WAITING = auto()
     """The answer of its environment."""
     DONE = auto()
@@ -45,7 +45,7 @@ class RolloutContext:
         self.checkpoint, self.sampling = checkpoint, sampling
         context = context_tokens_of(checkpoint.model.config.to_dict())
         self.max_tokens = min(max_tokens or math.inf, context or math.inf)
-        """Limit of prompt and completion together."""
+        """Most tokens of prompt and completion together."""
         self._engine_tokens = max_tokens
         self.stop = StopTexts(sampling.stop, checkpoint.decode)
         self.turn_stop = StopTexts(checkpoint.format.turn_stops if sampling.environments else (), checkpoint.decode)
@@ -84,14 +84,14 @@ class Trajectory:
         """The completion up to the last fork."""
         self._forks: list[tuple[int, tuple[int, ...]]] = []
         self._environment_spans: list[tuple[int, int]] = []
-        """This and `_forks` are as in `TokenSequence`."""
+        """`environment` in `TokenSequence`, which also describes `_forks`."""
         self._turns: list[Turn] = []
         self._turn_start = 0
         """The place in `ids` at which the current turn begins."""
         self._episode: Episode | None = None
         self._finished = self._has_stop_text = False
-        self._check_at = 0
-        """The value of `num_sampled` at which no tokens will be left; stored, as it is compared at each token."""
+        self._max_sampled = 0
+        """The value of `num_sampled` at which no tokens are left; stored, as each sampled token is compared with it."""
         self._failure: str | None = None
         self._end_if_no_tokens_left()
 
@@ -101,7 +101,7 @@ class Trajectory:
         return int(min(self._sampling.max_new_tokens - self.num_sampled, self._context_left))
 
     def goes_on(self, prompt_ids: tuple[int, ...]) -> bool:
-        """Return whether it is not done and still has this prompt (the same object): it has not forked since."""
+        """Return whether the trajectory is not done and still has this prompt (the same object): it has not forked."""
         return self.status is not Status.DONE and self.prompt_ids is prompt_ids
 
     def extend(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
@@ -119,27 +119,29 @@ class Trajectory:
         self._has_stop_text = self._rollout.stop.ends(self.ids, self._turn_start)
         if self._has_stop_text or token in self._checkpoint.end_ids or self._ends_in_call():
             self._end_turn()
-        elif self.num_sampled >= self._check_at:
+        elif self.num_sampled >= self._max_sampled:
             self._end_if_no_tokens_left()
 
     def receive(self, answer: Answer) -> None:
         """Add the environment's answer to the turn that has ended, and begin the next turn or end the trajectory."""
-        assert self.status is Status.WAITING, "only a turn that has ended is answered"
         environments = self._sampling.environments
+        assert self.status is Status.WAITING, "only a turn that has ended is answered"
         assert environments is not None, "without an environment nothing is answered"
         self.pending_answer, self._failure = None, answer.failure
         is_done, has_failed = answer.observation.done, answer.failure is not None
         self._finished = not has_failed and (is_done or self._has_stop_text)
+        has_environment_ended = is_done or has_failed
         turn = self._turn()
-        is_call = not (is_done or has_failed) or self._has_call(turn)
+        is_call = not has_environment_ended or self._has_call(turn)
         turn = replace(turn, rewards=answer.observation.rewards, is_call=is_call)
-        is_last = is_done or has_failed or self._has_stop_text or len(self._turns) + 1 >= environments.config.max_turns
+        has_max_turns = len(self._turns) + 1 >= environments.config.max_turns
+        is_last = has_environment_ended or self._has_stop_text or has_max_turns
         if is_last or not self._begin_next_turn(turn, answer.observation.text):
             self._turns.append(turn)
             self._end()
 
     def _begin_next_turn(self, turn: Turn, text: str) -> bool:
-        """Add `turn` and the `text` that answers it; if no tokens are left for a turn, add nothing and return False."""
+        """Add `turn` and the `text` that answers it; if no tokens are left for a turn, add neither and return False."""
         observation = self._checkpoint.read_observation(text, ended=self._has_end_token)
         turns = [*self._turns, replace(turn, observation=observation.text)]
         prompt_ids = self._rewritten_prompt(turns)
@@ -163,7 +165,7 @@ class Trajectory:
         return True
 
     def _rewritten_prompt(self, turns: Sequence[Turn]) -> tuple[int, ...] | None:
-        """Return the prompt of the turn after `turns` if the chat template rewrites the text so far, else None."""
+        """Return the prompt of the turn after `turns` if it does not begin with the text so far, else None."""
         if not self._has_end_token or not self._checkpoint.format.rewrites_history:
             return None
         sampled_ids, problem = self._tokens.sampled_ids, self._problem
@@ -201,6 +203,7 @@ class Trajectory:
 
     @property
     def _tokens(self) -> TokenSequence:
+        """All tokens so far."""
         ids = (*self._ids_before_fork, *self.ids)
         return TokenSequence(self._first_prompt_ids, ids, tuple(self._environment_spans), tuple(self._forks))
 
@@ -211,19 +214,20 @@ class Trajectory:
     def _end_if_no_tokens_left(self) -> None:
         """End the trajectory, truncated, where no more tokens may be sampled."""
         tokens_left = self.tokens_left
-        self._check_at = self.num_sampled + tokens_left
+        self._max_sampled = self.num_sampled + tokens_left
         if tokens_left <= 0:
             self._end()
 
     def _ends_in_call(self) -> bool:
-        """Return whether the current turn ends in a call without an end token; text in a thought does not count."""
+        """Return whether the current turn ends in a call without an end token."""
         return self._rollout.turn_stop.ends(self.ids, self._turn_start) and self._has_call(self._turn())
 
     def _has_call(self, turn: Turn) -> bool:
+        """Return whether a turn has a call; one in a thought does not count."""
         return bool(find_calls(turn.response, self._checkpoint.format.call_format))
 
     def _end_turn(self) -> None:
-        """Send the turn to the environment; without one, end the trajectory."""
+        """Send the turn to the environment; end the trajectory if there is no environment."""
         environments = self._sampling.environments
         if environments is None:
             self._finished = True
@@ -234,6 +238,7 @@ class Trajectory:
         self.pending_answer, self.status = self._episode.step(self._turn().response), Status.WAITING
 
     def _end(self) -> None:
+        """End the trajectory, and free its environment."""
         self.status = Status.DONE
         self.close()
 

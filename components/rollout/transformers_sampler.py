@@ -2,9 +2,10 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -21,9 +22,6 @@ from components.rollout.sampler import Completion, Sampling
 from components.rollout.trajectory import RolloutContext, Status, Trajectory
 from components.shared.problem import Problem
 
-_Key = tuple[int, int]
-"""The index of a problem, and the number of a completion in its group."""
-
 
 @dataclass
 class TransformersSampler:
@@ -36,56 +34,49 @@ class TransformersSampler:
     @torch.inference_mode()
     def generate(self, problems: Sequence[Problem], sampling: Sampling) -> list[list[Completion]]:
         """See `Sampler`."""
+        trajectories_PG = RolloutContext(self.checkpoint, sampling).begin(problems)
+        trajectories = list(chain(*trajectories_PG))
         # A random number per completion and place, so that samples do not depend on how they are batched.
-        generator = torch.Generator().manual_seed(sampling.seed)
-        shape = (len(problems), sampling.num_samples, sampling.max_new_tokens)
-        uniform_PGT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
-        groups = RolloutContext(self.checkpoint, sampling).begin(problems)
-        trajectories = {
-            (index, number): each for index, group in enumerate(groups) for number, each in enumerate(group)
-        }
+        shape, generator = (len(trajectories), sampling.max_new_tokens), torch.Generator().manual_seed(sampling.seed)
+        uniform_RT = torch.rand(*shape, dtype=torch.float64, generator=generator).to(self.checkpoint.device)
         with ExitStack() as stack:
-            for each in trajectories.values():
-                stack.callback(each.close)
+            for trajectory in trajectories:
+                stack.callback(trajectory.close)
             if not self.checkpoint.is_padded:
                 use_packed_attention(self.checkpoint.model)
                 use_float32_logits(self.checkpoint.model.get_output_embeddings())
                 stack.enter_context(packed_weights(self.checkpoint.model))
-            self._run(trajectories, sampling, uniform_PGT)
-        return [[each.completion() for each in group] for group in groups]
-
-    def _run(self, trajectories: Mapping[_Key, Trajectory], sampling: Sampling, uniform_PGT: Tensor) -> None:
-        """Sample until all trajectories are done: first by groups, then each that has forked with its own prompt."""
-        # Where a prompt fills the context, its whole group is done.
-        prompts = {index: each.prompt_ids for (index, _), each in _still_sampling(trajectories).items()}
-        numbers = range(sampling.num_samples)
-        groups = [(prompt, [(index, number) for number in numbers]) for index, prompt in prompts.items()]
-        self._decode(groups, trajectories, sampling, uniform_PGT)
-        while forked := _still_sampling(trajectories):
-            self._decode([(each.prompt_ids, [key]) for key, each in forked.items()], forked, sampling, uniform_PGT)
+            # If a prompt fills the context, its whole group is done already.
+            first_of_groups = range(0, len(trajectories), sampling.num_samples)
+            groups = [range(first, first + sampling.num_samples) for first in first_of_groups]
+            groups = [group for group in groups if trajectories[group[0]].status is Status.SAMPLING]
+            while groups:
+                self._decode(groups, trajectories, sampling, uniform_RT)
+                # A trajectory that has forked goes on with its own prompt.
+                forked = [number for number, each in enumerate(trajectories) if each.status is Status.SAMPLING]
+                groups = [range(number, number + 1) for number in forked]
+        return [[each.completion() for each in group] for group in trajectories_PG]
 
     def _decode(
         self,
-        groups: Sequence[tuple[tuple[int, ...], list[_Key]]],
-        trajectories: Mapping[_Key, Trajectory],
+        groups: Sequence[Sequence[int]],
+        trajectories: Sequence[Trajectory],
         sampling: Sampling,
-        uniform_PGT: Tensor,
+        uniform_RT: Tensor,
     ) -> None:
-        """Sample until each trajectory is done or has forked; `groups` has the prompts with their completions' keys."""
-        # Similar lengths need the least padding. Each prompt that has forked is long, and counts as a group.
-        ordered = sorted(groups, key=lambda group: len(group[0]))
-        size = max(1, self.max_batch_size // sampling.num_samples)
-        for start in range(0, len(ordered), size):
-            batch = ordered[start : start + size]
-            prompts = [prompt for prompt, _ in batch]
-            keys = [key for _, keys in batch for key in keys]
-            rows = [trajectories[key] for key in keys]
-            uniform_RT = torch.stack([uniform_PGT[key] for key in keys])
+        """Sample until each trajectory in `groups` (the indices of those with one prompt) is done or has forked."""
+        # Prompts of similar length need the least padding. A prompt after a fork is long, and counts as a group.
+        ordered = sorted(groups, key=lambda group: len(trajectories[group[0]].prompt_ids))
+        num_groups = max(1, self.max_batch_size // sampling.num_samples)
+        for start in range(0, len(ordered), num_groups):
+            batch = ordered[start : start + num_groups]
+            numbers = list(chain(*batch))
+            rows, uniform = [trajectories[number] for number in numbers], uniform_RT[numbers]
             if self.checkpoint.is_padded:
-                padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform_RT)
+                padded_sampling.run_to_completion(self.checkpoint, rows, sampling.temperature, uniform)
             else:
-                group_size = len(keys) // len(prompts)
-                decoding.Decoding(self.checkpoint, prompts, group_size, sampling.temperature).run(rows, uniform_RT)
+                prompts = [trajectories[group[0]].prompt_ids for group in batch]
+                decoding.Decoding(self.checkpoint, prompts, len(batch[0]), sampling.temperature).run(rows, uniform)
 
     def attach(self, policy: Policy, probes: Sequence[TokenSequence]) -> None:
         """Do nothing: the weights are those of the policy."""
@@ -101,12 +92,8 @@ class TransformersSampler:
         """Do nothing: nothing was opened."""
 
 
-def _still_sampling(trajectories: Mapping[_Key, Trajectory]) -> dict[_Key, Trajectory]:
-    return {key: each for key, each in trajectories.items() if each.status is Status.SAMPLING}
-
-
 class ShardedSampler(TransformersSampler):
-    """Generates from a full copy of weights that training shards over processes (ZeRO 3).
+    """Samples from a full copy of weights that training shards over processes (ZeRO 3).
 
     Gathering every layer for each of hundreds of decoding passes would be slow. It would also hang: each process makes
     a different number of passes, and a gather waits for all processes.

@@ -33,7 +33,7 @@ class Api:
             if not os.environ.get(key_variable):
                 raise PipelineError(f"{where}.key_variable: the environment has no {key_variable}")
             headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
-        self._url, self._where = url, f"{where}: {url}"
+        self._url, self.where = url, f"{where}: {url}"
         self._pool = urllib3.PoolManager(maxsize=maxsize, headers=headers, retries=retries, timeout=timeout_s)
 
     def post(self, body: dict[str, Any]) -> Any:
@@ -46,12 +46,12 @@ class Api:
         try:
             answer = self._pool.request("POST", self._url, json=body)
             if answer.status == 429 or answer.status >= 500:
-                raise RetryableError(f"{self._where} answers {answer.status}")
+                raise RetryableError(f"{self.where} answers {answer.status}")
             if answer.status != 200:
                 reason = " ".join(answer.data.decode(errors="replace").split())[:_SHOWN_CHARACTERS]
-                raise PipelineError(f"{self._where} answers {answer.status} ({reason})")
+                raise PipelineError(f"{self.where} answers {answer.status} ({reason})")
             return answer.json()
         except urllib3.exceptions.HTTPError as error:
-            raise RetryableError(f"{self._where}: {error}") from None
+            raise RetryableError(f"{self.where}: {error}") from None
         except ValueError:
-            raise PipelineError(f"{self._where} does not answer with JSON") from None
+            raise PipelineError(f"{self.where} does not answer with JSON") from None

@@ -23,10 +23,10 @@ def train_grpo(
         config: The train_grpo section of the params file.
         problems: Folder of the problems, from train_sft.
         sft: Folder of train_sft: the model to start from and to stay close to.
-        grpo: `policy`, the improved model; `training`, reward, KL and the rest per step with their completions;
-            `timings`, seconds per phase of each step, which differ between equal runs; figures of the training.
-        cluster: Where training runs as a job of its own (ClusterConfig); empty for here, in this task.
-        run_id: Of the run that the job belongs to, as its label.
+        grpo: `policy`, the improved model; `training`, metrics of each step and sampled completions; `timings`, seconds
+            per phase of each step, which differ between equal runs. Its metadata are the final metrics.
+        cluster: Settings of the job that trains (ClusterConfig); empty to train in this task.
+        run_id: Id of the pipeline run, a label of the job.
         run_name: Name of the run on Kubeflow's page, for the log and the trackers.
 
     Returns:

@@ -26,6 +26,7 @@ ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
 
 def _require(holds: bool, rule: str) -> None:
+    """Raise ValueError with a rule that does not hold."""
     if not holds:
         raise ValueError(rule)
 
@@ -122,7 +123,8 @@ class RewardConfig(Config):
 
     @field_validator("by_source")
     @classmethod
-    def _sorted(cls, by_source: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    def _sort_weights(cls, by_source: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+        """Sort the inner mappings too, for the reason that `Config` gives."""
         return {source: dict(sorted(weights.items())) for source, weights in by_source.items()}
 
     @model_validator(mode="after")
@@ -136,8 +138,9 @@ class RewardConfig(Config):
         column, count = Counter(map(reward_column, self.names)).most_common(1)[0]
         _require(count == 1, f"{count} rewards would share the column `{column}` of the curves; rename a custom one")
         for name, reward in BUILT_IN.items():
-            has_both_or_neither = not reward.key or (name in self.names) == bool(getattr(self, reward.key))
-            _require(has_both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
+            if reward.key:
+                has_both_or_neither = (name in self.names) == bool(getattr(self, reward.key))
+                _require(has_both_or_neither, f"weights.{name} and {reward.key} go together: set both or neither")
         if self.supervision == "outcome":
             return self
         step_rewards = {"process": {"reward_model"}, "turn": {"reward_model", "environment"}}[self.supervision]
@@ -306,7 +309,7 @@ class SamplerConfig(Config):
         return self.servers is not None and self.max_staleness > 0
 
     @model_validator(mode="after")
-    def _engines_fit(self) -> "SamplerConfig":
+    def _parts_fit(self) -> "SamplerConfig":
         vllm = self.vllm
         _require(not (vllm and self.servers), "vllm and servers exclude one another: set one of them to null")
         shares_gpu = "this engine is on the trainer's; accepted: folder, ipc"
@@ -316,10 +319,6 @@ class SamplerConfig(Config):
         allows_mask = uses_vllm or self.max_staleness > 0 or self.correction.mask is None
         reason = "transformers samples from pi_old itself"
         _require(allows_mask, f"correction.mask needs vllm, servers or max_staleness above 0: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def _staleness_fits(self) -> "SamplerConfig":
         is_corrected = self.max_staleness == 0 or self.correction.weight is not None
         _require(is_corrected, "max_staleness above 0 needs correction.weight: what is sampled is from an older policy")
         return self

@@ -25,10 +25,6 @@ MASKED_COMPLETIONS = "masked_completion_fraction"
 """Column of the curves: the share of completions that `sampler.correction.mask` takes out of the loss."""
 
 
-class SamplerMismatchError(PipelineError):
-    """The sampler does not sample from the policy that is trained."""
-
-
 def importance_weights(tokens: Tokens, correction: CorrectionConfig) -> Tensor | None:
     """Return the factor of each token's policy loss, without gradient; None if no token is corrected.
 
@@ -98,24 +94,22 @@ def is_within_mask(
     length: masked importance sampling and geometric sequence masking of J. Liu, Y. Li et al., "When Speed Kills
     Stability", 2025, https://richardli.xyz/rl-collapse.
     """
-    sum_B = torch.stack([part.sum() for part in (old_logprobs_M - sampler_logprobs_M).split(list(num_tokens_B))])
-    match mask.level:
-        case "sequence":
-            return _is_within(sum_B, mask)
-        case "geometric":
-            return _is_within(sum_B / torch.tensor(num_tokens_B, device=sum_B.device).clamp(min=1), mask)
-        case "token":
-            raise AssertionError("importance_weights masks tokens")
+    log_ratio_B = torch.stack([part.sum() for part in (old_logprobs_M - sampler_logprobs_M).split(list(num_tokens_B))])
+    if mask.level == "geometric":
+        log_ratio_B = log_ratio_B / torch.tensor(num_tokens_B, device=log_ratio_B.device).clamp(min=1)
+    return _is_within(log_ratio_B, mask)
 
 
 def _is_within(log_ratio: Tensor, mask: ImportanceMaskConfig) -> Tensor:
-    return (log_ratio >= (math.log(mask.low) if mask.low else -math.inf)) & (log_ratio <= math.log(mask.high))
+    """Return whether each ratio is within the bounds of the mask."""
+    lowest = math.log(mask.low) if mask.low else -math.inf
+    return (log_ratio >= lowest) & (log_ratio <= math.log(mask.high))
 
 
 def require_sampler_match(config: TrainGRPOConfig, mean_nats: float) -> None:
-    """Raise SamplerMismatchError if the sampler samples from another distribution, such as that of stale weights."""
+    """Raise PipelineError if the sampler samples from another distribution, such as that of stale weights."""
     if not mean_nats <= config.sampler.max_mismatch:  # not `>`, which is false for NaN
-        raise SamplerMismatchError(
+        raise PipelineError(
             f"the sampler's log-probabilities differ from the trainer's by {mean_nats:.4g} nats per token on average, "
             f"more than sampler.max_mismatch = {config.sampler.max_mismatch:g}: it does not sample from the policy "
             "under training"

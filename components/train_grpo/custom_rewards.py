@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib import import_module
+from itertools import islice
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -83,29 +84,38 @@ class Failure:
     """The details of this failure, in one line."""
 
 
-def call_reward(
+def values_of(
     name: str,
     function: RewardFunction,
     problem: Problem,
-    inputs_G: Sequence[Any],
-    grades_G: Sequence[Grade],
+    scored_G: Sequence[Any],
+    slow_answers: Iterator[Any],
     *,
     deadline_s: float,
-) -> list[Any] | Failure:
-    """Return what a reward returns for each completion, or how it failed.
+) -> list[tuple[float, ...] | Failure]:
+    """Return the values of a reward for each completion: one for every step, or a single one; a Failure if it failed.
 
-    `inputs_G` are the completions or, for a reward of steps, the texts of the steps of each. A reward that would end
-    the process, as by sys.exit, raises a PipelineError instead; one that takes longer than `deadline_s` ends the run.
+    A slow reward has been called already: its values are the next of `slow_answers`. A reward that would end the
+    process, as by sys.exit, raises a PipelineError instead; one that takes longer than `deadline_s` ends the run.
     """
-    folder = Path.cwd()
-    try:
-        with _watched(name, problem, deadline_s):
-            if getattr(function, "compares_group", False):
-                values: list[Any] | Failure = _attempt(name, function, problem, inputs_G, grades_G)
-                return values
-            return [_attempt(name, function, problem, *pair) for pair in zip(inputs_G, grades_G, strict=True)]
-    finally:
-        os.chdir(folder)  # a reward may change it, and paths of a run may be relative
+    compares_group = getattr(function, "compares_group", False)
+    grades_G = [scored.grade for scored in scored_G]
+    inputs_G: list[Any] = [scored.completion for scored in scored_G]
+    num_steps_G = None
+    if getattr(function, "judges_steps", False):
+        inputs_G = [[step.text for step in scored.steps] for scored in scored_G]
+        num_steps_G = [len(texts) for texts in inputs_G]
+    calls = [(inputs_G, grades_G)] if compares_group else list(zip(inputs_G, grades_G, strict=True))
+    if is_slow(function):
+        values = list(islice(slow_answers, len(calls)))
+    else:
+        folder = Path.cwd()
+        try:
+            with _watched(name, problem, deadline_s):
+                values = [_attempt(name, function, problem, *arguments) for arguments in calls]
+        finally:
+            os.chdir(folder)  # a reward may change it, and paths of a run may be relative
+    return to_rewards(name, values[0] if compares_group else values, grades_G, num_steps_G)
 
 
 def to_rewards(
@@ -144,7 +154,7 @@ def _watched(name: str, problem: Problem, deadline_s: float) -> Iterator[None]:
         if done.wait(min(_SLOW_S, deadline_s)):
             return
         say("train_grpo", f"warning: reward {name} has been computing for {_SLOW_S:g} s, for problem {problem.id}")
-        # With several processes, a barrier has the same deadline and names the process that is missing.
+        # Ranks of a job do not end here: a barrier has the same deadline, and names the missing rank.
         if not done.wait(deadline_s - _SLOW_S) and "RANK" not in os.environ:
             what = f"train_grpo.reward.weights.{name} did not return within engine.deadline_s ({deadline_s:g} s)"
             say_line(f"error: {what}, for problem {problem.id}", sys.stderr)
@@ -201,7 +211,7 @@ def _number(name: str, value: Any, grade: Grade) -> float | Failure:
     """Return a value as a float; a Failure if it is infinite, too large, or NaN for a completion with a verdict."""
     if getattr(value, "shape", None) == ():  # a scalar of NumPy or PyTorch
         value = value.item()
-    number = math.inf
+    number = math.inf  # stands for what is no number, or too large for a float
     if isinstance(value, Real | Decimal):
         with suppress(OverflowError):
             number = float(value)

@@ -15,7 +15,7 @@ from components.shared.config import Config, Operational
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.train_grpo.api import Api
-from components.train_grpo.slow_rewards import Priced
+from components.train_grpo.slow_rewards import RewardWithUsage
 
 _FIELD = re.compile(r"\{(question|answer|response|rubric)\}")
 _MAX_SCORE = 10
@@ -58,7 +58,7 @@ class JudgeConfig(Config):
         return prompt
 
 
-def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: float) -> Priced:
+def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: float) -> RewardWithUsage:
     """Return the mean rating of a response, from 0 to 1, with the tokens that the server says it took.
 
     After `timeout_s` without an answer the connection is closed; vLLM then stops its work on the request. PipelineError
@@ -91,9 +91,11 @@ def judge(problem: Problem, response: str, settings: JudgeConfig, timeout_s: flo
     }
     url = f"{settings.base_url.rstrip('/')}/chat/completions"
     answer = _api(url, settings.key_variable, timeout_s).post(body)
-    rating = _mean_rating(answer, settings)
+    rating = RewardWithUsage(_mean_rating(answer, settings))
     usage = answer.get("usage") or {}  # not every server counts tokens
-    return Priced(rating, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    rating.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+    rating.completion_tokens = int(usage.get("completion_tokens") or 0)
+    return rating
 
 
 @lru_cache

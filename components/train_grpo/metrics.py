@@ -1,13 +1,16 @@
 """The metrics of a step: those of its rollout, and those of its update."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from components.grading.verifier import Reason, Verdict
+from components.rollout.sampler import Completion
 from components.shared.answer_policy import AnswerPolicy
+from components.shared.errors import PipelineError
+from components.shared.tools import ToolsConfig
 from components.train_grpo.config import LossConfig, TrainGRPOConfig, reward_column
 from components.train_grpo.objective import TokenObjective, Tokens, beyond_clip
 from components.train_grpo.rollouts import Rollout, rewards_differ
@@ -18,6 +21,11 @@ _TOKEN_MEANS = (
     *("importance_weight", "masked_token_fraction", "sampler_mismatch"),
 )
 """Metrics that are means over tokens, in the order of `UpdateMetrics.add`."""
+_TRAJECTORY_LIMITS = ("tokens", "turns", "context")
+"""Limits that truncate a trajectory: sampled tokens, `tools.max_turns`, and the model's context."""
+_MAX_PARTS = 20
+"""Parts of the environment's reward that have a column; there may be any number of parts."""
+_PART_PREFIX = "reward_environment_"
 
 
 # The rollout ----------------------------------------------------------------------------------------------------------
@@ -43,7 +51,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
     return {
         "reward": mean(rewards),
         **{
-            reward_column(name): mean([x for each in scored for x in each.rewards.get(name, ())])
+            reward_column(name): mean([value for each in scored for value in each.rewards.get(name, ())])
             for name in config.reward.names
         },
         "accuracy": sum(group.num_right for group in rollout.sampled) / num_scorable if num_scorable else math.nan,
@@ -55,7 +63,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
         "unscorable_fraction": mean([each.why_unscorable is not None for each in scored]),
         "reward_failures": sum(each.failure is not None for each in scored),
         "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
-        "groups_sampled": len(rollout.sampled),
+        "groups_sampled": num_groups,
         "groups_trained": len(rollout.trained),
         "groups_without_spread_fraction": len(zero_variance) / num_groups,
         "groups_all_right_fraction": all_right / num_groups,
@@ -96,6 +104,64 @@ def mean(values: Sequence[float]) -> float:
     """Return the mean of the values that are not NaN; NaN without such values."""
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known) if known else math.nan
+
+
+# The trajectories of a model that acts in an environment --------------------------------------------------------------
+
+
+def trajectory_metrics(
+    config: TrainGRPOConfig, tools: ToolsConfig, rollout: Rollout, columns_before: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the metrics of all sampled trajectories.
+
+    `columns_before` are the columns of earlier steps: those for parts of the reward are kept.
+    """
+    completions = [scored.completion for group in rollout.sampled for scored in group.scored_G]
+    calls = [sum(turn.is_call for turn in each.turns) for each in completions]
+    truncated = [_limit_reached(config, tools, each) for each in completions if each.truncated]
+    shares = {limit: truncated.count(limit) / len(completions) for limit in _TRAJECTORY_LIMITS}
+    return {
+        "turns": mean([len(each.turns) for each in completions]),
+        "turns_max": max(len(each.turns) for each in completions),
+        "tool_calls": mean(calls),
+        "tool_use_fraction": mean([count > 0 for count in calls]),
+        "environment_tokens": mean([each.num_environment_tokens for each in completions]),
+        "environment_failures": sum(each.failure is not None for each in completions),
+        **{f"truncated_by_{limit}_fraction": share for limit, share in shares.items()},
+        **_reward_parts(config, completions, columns_before),
+    }
+
+
+def _reward_parts(
+    config: TrainGRPOConfig, completions: Sequence[Completion], columns_before: Collection[str]
+) -> dict[str, float]:
+    """Return the mean over completions of each part of the environment's reward, summed over their turns."""
+    others = {reward_column(name): name for name in config.reward.names}
+    turns = [turn for each in completions for turn in each.turns]
+    part_of_column: dict[str, str] = {}
+    for part in sorted({part for turn in turns for part in turn.rewards}):
+        column = reward_column(f"environment:{part}")
+        other = part_of_column.get(column, others.get(column))
+        if other is not None:
+            raise PipelineError(
+                f"the environment's reward `{part}` and the reward `{other}` would share the column `{column}` of the "
+                "curves: rename one of them"
+            )
+        part_of_column[column] = part
+    before = [column for column in columns_before if column.startswith(_PART_PREFIX) and column not in others]
+    columns = list(dict.fromkeys([*before, *part_of_column]))[:_MAX_PARTS]
+    means = dict.fromkeys(columns, 0.0)  # a part that this rollout lacks has the mean 0
+    for column, part in part_of_column.items():
+        if column in means:
+            means[column] = mean([sum(turn.rewards.get(part, 0.0) for turn in each.turns) for each in completions])
+    return means
+
+
+def _limit_reached(config: TrainGRPOConfig, tools: ToolsConfig, completion: Completion) -> str:
+    """Return which of `_TRAJECTORY_LIMITS` a truncated trajectory has reached."""
+    if completion.num_tokens >= config.sampling.max_new_tokens:
+        return "tokens"
+    return "turns" if len(completion.turns) >= tools.max_turns else "context"
 
 
 # The update -----------------------------------------------------------------------------------------------------------

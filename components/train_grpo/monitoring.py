@@ -32,7 +32,7 @@ from components.train_grpo.scoring import Group, ScoredCompletion
 
 _REASONS_SHOWN = 3
 _WARN_AFTER_STEPS = 5
-_OUTCOMES = ("right", "wrong", "truncated", "without an answer", "unscorable")
+_CATEGORIES = ("right", "wrong", "truncated", "without an answer", "unscorable")
 _MIN_MIXED = 0.25
 """Share of groups whose rewards differ, below which the first rollout prints advice."""
 _MAIN_CAUSE = 0.5
@@ -55,25 +55,24 @@ def require_scorable(config: TrainGRPOConfig, groups: Sequence[Group]) -> None:
 
     The policy is not the cause, but grader, data, a reward or the environment: truncated completions are scorable.
     """
-    failures = [(group.problem.id, each.why_unscorable) for group in groups for each in group.scored_G]
-    failed = [(problem_id, failure) for problem_id, failure in failures if failure is not None]
-    fraction, limit = len(failed) / max(1, len(failures)), config.reward.max_unscorable_fraction
+    num_completions = sum(len(group.scored_G) for group in groups)
+    num_failures, limit = Counter[str](), config.reward.max_unscorable_fraction
+    first: dict[str, str] = {}  # the first failure of each kind
+    for group in groups:
+        for failure in filter(None, (scored.why_unscorable for scored in group.scored_G)):
+            num_failures[failure.kind] += 1
+            first.setdefault(failure.kind, f"first for problem {group.problem.id}: {failure.message}")
+    fraction = num_failures.total() / num_completions
     if fraction <= limit:
         return
-    # Reversed, as a dict keeps the last value of a key: here the first failure of each kind.
-    first = {failure.kind: (problem_id, failure.message) for problem_id, failure in reversed(failed)}
-    counts = Counter(failure.kind for _, failure in failed)
     advice = []
-    if Reason.ENVIRONMENT in counts:
+    if Reason.ENVIRONMENT in num_failures:
         advice.append("Check the environment (train_sft.model.tools, its timeout_s too).")
-    if set(counts) - {Reason.ENVIRONMENT}:
+    if set(num_failures) - {Reason.ENVIRONMENT}:
         advice.append("Check these rewards, and the answers of these problems in train.jsonl of the problems")
-    reasons = [
-        f"{count} times, first for problem {first[kind][0]}: {first[kind][1]}"
-        for kind, count in counts.most_common(_REASONS_SHOWN)
-    ]
+    reasons = [f"{count} times, {first[kind]}" for kind, count in num_failures.most_common(_REASONS_SHOWN)]
     raise PipelineError(
-        f"{percent(fraction, 0)} of the {len(failures)} completions of a rollout are unscorable, and "
+        f"{percent(fraction, 0)} of the {num_completions} completions of a rollout are unscorable, and "
         f"train_grpo.reward.max_unscorable_fraction is {limit:g}. {'; '.join(reasons)}. {' '.join(advice)}"
     )
 
@@ -84,14 +83,14 @@ def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkp
     If memory is too small for it, the run thus fails before its first update, not in a later and longer rollout.
     """
     prompt_ids = rollout.sampled[0].scored_G[0].completion.tokens.prompt_ids
-    context, max_tokens = context_tokens_of(checkpoint.model.config.to_dict()), config.engine.micro_batch_tokens
+    context = context_tokens_of(checkpoint.model.config.to_dict())
     length = config.sampling.max_new_tokens
     if context is not None:
         length = min(length, context - len(prompt_ids))
-    if length < 1:
+    if length < 1:  # the prompt fills the context
         return
     longest = TokenSequence(prompt_ids, prompt_ids[:1] * length)
-    padded, max_tokens = checkpoint.is_padded, max(max_tokens, len(longest))
+    padded, max_tokens = checkpoint.is_padded, max(config.engine.micro_batch_tokens, len(longest))
     # In a padded batch each sequence has its own prompt; otherwise all share one.
     count = max_tokens // len(longest) if padded else (max_tokens - len(prompt_ids)) // length
     (batch,) = pack([longest] * count, max_tokens=max_tokens, device=checkpoint.device, padded=padded)
@@ -108,20 +107,21 @@ def try_largest_pass(config: TrainGRPOConfig, policy: Policy, checkpoint: Checkp
 def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str]:
     """Yield lines that say whether the policy can learn from the first rollout, and what to change if not."""
     scored = [each for group in groups for each in group.scored_G]
-    counts = Counter(map(_outcome, scored))
-    shares = {outcome: counts[outcome] / len(scored) for outcome in _OUTCOMES if counts[outcome]}
+    counts = Counter(map(_category, scored))
+    shares = {category: counts[category] / len(scored) for category in _CATEGORIES if counts[category]}
     num_mixed = sum(rewards_differ(config, group) for group in groups)
-    shown = ", ".join(f"{percent(share, 0)} {outcome}" for outcome, share in shares.items())
+    shown = ", ".join(f"{percent(share, 0)} {category}" for category, share in shares.items())
     yield f"the first {len(scored)} completions: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
     if num_mixed < _MIN_MIXED * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
 
 
 def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bool) -> list[str]:
-    """Print and return the lines of `first_look`; PipelineError if rewards differ in too few groups."""
+    """Return the lines of `first_look`, and print them with `is_main`; PipelineError if too few groups are mixed."""
     lines = list(first_look(config, groups))
-    for line in lines if is_main else ():
-        say("train_grpo", line)
+    if is_main:
+        for line in lines:
+            say("train_grpo", line)
     needed, num_mixed = config.reward.min_mixed_at_start, sum(rewards_differ(config, group) for group in groups)
     if num_mixed < needed * len(groups):
         found = f"rewards differ in {num_mixed} of the first {len(groups)} groups"
@@ -129,8 +129,8 @@ def check_first(config: TrainGRPOConfig, groups: Sequence[Group], *, is_main: bo
     return lines
 
 
-def _outcome(scored: ScoredCompletion) -> str:
-    """Return which of `_OUTCOMES` a completion has."""
+def _category(scored: ScoredCompletion) -> str:
+    """Return which of `_CATEGORIES` a completion has."""
     if scored.why_unscorable is not None:
         return "unscorable"
     if scored.completion.truncated:
@@ -141,7 +141,7 @@ def _outcome(scored: ScoredCompletion) -> str:
 
 
 def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str:
-    """Return advice that may give a run a learning signal, by the shares of `_OUTCOMES` among its completions."""
+    """Return advice that may give a run a learning signal, by the shares of `_CATEGORIES` among its completions."""
     truncated = shares.get("truncated", 0.0)
     if truncated >= _MAIN_CAUSE:
         limit, ended = config.sampling.max_new_tokens, 1 - truncated

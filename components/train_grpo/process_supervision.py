@@ -43,13 +43,11 @@ def steps_of(
     supervision: str, completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]
 ) -> tuple[Step, ...]:
     """Return the steps of a completion: its lines, its turns, or the whole of it."""
-    match supervision:
-        case "process":
-            return tuple(line_steps(completion, grade, decode))
-        case "turn":
-            return tuple(turn_steps(completion, grade))
-        case _:  # "outcome"
-            return (Step(completion.num_tokens, outcome(grade)),)
+    if supervision == "process":
+        return tuple(line_steps(completion, grade, decode))
+    if supervision == "turn":
+        return tuple(turn_steps(completion, grade))
+    return (Step(completion.num_tokens, outcome(grade)),)
 
 
 def line_steps(completion: "Completion", grade: Grade, decode: Callable[[Sequence[int]], str]) -> list[Step]:
@@ -84,12 +82,12 @@ def _lines(text: str) -> list[str]:
 def _token_ends(ids: Sequence[int], lines: Sequence[str], decode: Callable[[Sequence[int]], str]) -> list[int]:
     """Return the number of tokens up to the end of each line; the last line ends with the last token."""
 
-    def num_characters(count: int) -> int:  # of the first `count` tokens, without an incomplete character at the end
-        return len(decode(ids[:count]).rstrip(_INCOMPLETE))
+    def num_characters(num_tokens: int) -> int:  # of the first tokens, without an incomplete character at the end
+        return len(decode(ids[:num_tokens]).rstrip(_INCOMPLETE))
 
     ends, end = [], 0
-    for target in list(accumulate(map(len, lines)))[:-1]:
-        end = bisect_left(range(len(ids) + 1), target, end, len(ids), key=num_characters)
+    for num_needed in accumulate(map(len, lines[:-1])):  # characters up to the end of each line but the last
+        end = bisect_left(range(len(ids) + 1), num_needed, end, len(ids), key=num_characters)
         ends.append(end)
     return [*ends, len(ids)] if lines else []
 

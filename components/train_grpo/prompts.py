@@ -116,7 +116,7 @@ class _Passes:
 
         If a pass ends within the batch, the next pass may repeat an id: then the next batch begins with it.
         """
-        batch = dict.fromkeys(self.deferred[:count])
+        batch = dict.fromkeys(self.deferred[:count])  # a dictionary as an ordered set
         deferred = self.deferred[count:]
         while len(batch) < count:
             if self.place == len(self.ids) - len(self.left_out):

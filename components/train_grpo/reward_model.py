@@ -75,7 +75,7 @@ class RewardModel:
         self.model = load_classifier(settings.base, reference, dtype=torch_dtype(config.engine)).eval()
         self._device = self.model.device
         add_adapters(self.model, config.engine.lora, seed=config.seed)
-        self.model.score.requires_grad_(True)  # which add_adapters freezes: but a new head is zero
+        self.model.score.requires_grad_(True)  # add_adapters freezes the head, but a new one is zero and has to learn
         weights = saved.tensors(_WEIGHTS) if saved else None
         self.engine: Engine[PaddedBatch, Tensor] = Engine(ScoreModel(self.model), config.engine, weights)
         self._ranks = self.engine.ranks
@@ -109,7 +109,7 @@ class RewardModel:
 
         Raises NonFiniteError if one is NaN, which as a reward would make the completion unscorable.
         """
-        examples = [LabeledExample(*fields, labels=()) for fields in zip(tokens, step_ends, strict=True)]
+        examples = [LabeledExample(each, ends, labels=()) for each, ends in zip(tokens, step_ends, strict=True)]
         scores: list[list[float]] = [[] for _ in tokens]
         for batch in self._batches(examples):
             scores_E = torch.sigmoid(self.engine(batch))
@@ -158,7 +158,7 @@ class RewardModel:
 
     @torch.no_grad()
     def _accuracy(self, packed: Sequence[PackedExample]) -> float:
-        """Return the share of labels with whose sign the score agrees (0 agrees with none); NaN without labels."""
+        """Return the share of labels that the sign of the score predicts (0 predicts none); NaN without labels."""
         num_right = num_labels = 0
         for start in range(0, len(packed), _EXAMPLES_READ):
             examples = self._shard(packed[start : start + _EXAMPLES_READ])

@@ -13,11 +13,11 @@ from components.grading.verdicts import Reason
 from components.grading.verifier import Grade, Verdict
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem, Split
-from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, is_slow, load_reward
+from components.train_grpo.custom_rewards import MARK, Failure, RewardFunction, is_slow, load_reward, values_of
 from components.train_grpo.judge import JudgeConfig
 from components.train_grpo.process_supervision import Step, outcome
 from components.train_grpo.rewards import judged
-from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, calls_about, values_of
+from components.train_grpo.slow_rewards import Answers, RewardCallsConfig, calls_for
 
 _LIMITS = RewardCallsConfig(max_tries=1)
 # For a run whose problems cannot be read yet.
@@ -47,7 +47,7 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
         completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
         scored_G.append(ScoredCompletion(completion, grade, (Step(1, outcome(grade), text),), {}))
-    calls = calls_about(name, function, problem, scored_G) if is_slow(function) else []
+    calls = calls_for(name, function, problem, scored_G) if is_slow(function) else []
     answers = iter(Answers().get(calls, _LIMITS))
     values_G = values_of(name, function, problem, scored_G, answers, deadline_s=_LIMITS.deadline_s)
     return next((value.message for value in values_G if isinstance(value, Failure)), None)
@@ -56,7 +56,7 @@ def _failure(name: str, function: RewardFunction, problem: Problem) -> str | Non
 def _trial_errors(
     functions: Mapping[str, RewardFunction], judge: dict[str, Any] | None, problem: dict[str, Any] | None
 ) -> Iterator[str]:
-    """Yield a line for each reward, and for the judge, that fails for a problem (a made-up one for None)."""
+    """Yield a line for each reward, and for the judge, that fails for a problem; without one, for a made-up problem."""
     trial_problem = Problem.model_validate(problem) if problem else _PROBLEM
     rewards = {f"train_grpo.reward.weights.{name}": (name, function) for name, function in functions.items()}
     if judge:

@@ -1,12 +1,9 @@
 """The reward protocol and the built-in rewards.
 
-A reward scores one completion, or compares the completions of a group:
+A reward scores one completion, compares the completions of a group, or scores the steps of a completion by their text:
 
     (problem, completion, grade) -> float
     (problem, completions, grades) -> one float for each completion     (decorated with `group_reward`)
-
-or scores the steps of a completion by their texts, with `supervision: process` or `turn`:
-
     (problem, steps, grade) -> one float for each step                  (decorated with `step_reward`)
 
 To add a built-in reward, write such a function here and register it with `built_in`. A custom reward is the same kind
@@ -43,7 +40,7 @@ Settings = Callable[["TrainGRPOConfig", ModelConfig], dict[str, Any]]
 """Keyword arguments of a built-in reward, from the config and from that of the model."""
 _FunctionT = TypeVar("_FunctionT", bound=RewardFunction)
 
-_THOUGHT_FIRST = re.compile(r"\s*<think>(?P<thought>.*?)</think>(?P<answer>.*)", re.DOTALL)
+_THOUGHT_FIRST = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 
 
 # The registry ---------------------------------------------------------------------------------------------------------
@@ -181,7 +178,10 @@ def answer_format(problem: Problem, completion: "Completion", grade: Grade, *, m
 def _thinks_first(text: str) -> bool:
     """Return whether a response is a single thought that is not empty, and then an answer without one."""
     match = _THOUGHT_FIRST.fullmatch(text)
-    return match is not None and bool(match["thought"].strip()) and "think>" not in match["thought"] + match["answer"]
+    if match is None:
+        return False
+    thought, answer = match.groups()
+    return thought.strip() != "" and "think>" not in thought + answer
 
 
 @built_in("length")

@@ -93,7 +93,8 @@ class Rollouts:
             shard = self._sample_shard(problems_P, self._seed(name, round_), version)
             groups_P = self._gather(shard.sampled)
             rollout.sampled += groups_P
-            rollout.trained += [group for group in groups_P if max_rounds == 0 or rewards_differ(self.config, group)]
+            keeps_all = max_rounds == 0
+            rollout.trained += [group for group in groups_P if keeps_all or rewards_differ(self.config, group)]
             rollout.sampling_s += shard.sampling_s
             rollout.scoring_s += shard.scoring_s
         return rollout
@@ -130,12 +131,12 @@ class Rollouts:
         return Rollout(groups, groups, scoring_began - sampling_began, time.monotonic() - scoring_began)
 
     def _seed(self, name: str, round_: int) -> int:
-        """Return the seed of a round of resampling of a rollout, a different one in each process."""
+        """Return the seed of a round of a rollout, a different one in each process."""
         suffix = f"/{self.ranks.rank}" if self.ranks.rank > 0 else ""
         return random.Random(f"{self.config.seed}/{name}/{round_}{suffix}").getrandbits(48)
 
     def _gather(self, groups: list[Group]) -> list[Group]:
-        """Return the groups of all processes; `prompts` may leave solved problems out of later passes."""
+        """Return the groups of all processes, and record their right answers in `prompts`."""
         shards = self.ranks.all_gather(groups, "the end of sampling")
         groups_P = [group for shard in shards for group in shard]
         for group in groups_P:

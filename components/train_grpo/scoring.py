@@ -17,10 +17,10 @@ from components.shared.custom_code import is_custom
 from components.shared.problem import Problem
 from components.shared.progress import say
 from components.train_grpo.config import TrainGRPOConfig
-from components.train_grpo.custom_rewards import Failure, RewardFunction, is_slow, load_reward
+from components.train_grpo.custom_rewards import Failure, RewardFunction, is_slow, load_reward, values_of
 from components.train_grpo.process_supervision import Step, steps_of
 from components.train_grpo.rewards import BUILT_IN, BuiltIn
-from components.train_grpo.slow_rewards import Answers, calls_about, values_of
+from components.train_grpo.slow_rewards import Answers, calls_for
 
 if TYPE_CHECKING:  # transformers, and what learns from the scores
     from components.policy.checkpoint import Checkpoint
@@ -122,8 +122,9 @@ class Scorer:
         """Set the rewards of completions, or their first failure; print each kind of failure once."""
         answers = self._slow_answers(groups)
         for name in self.config.reward.names:
-            rewarded = self._groups_with(name, groups)
-            for group, values_G in zip(rewarded, self._values(name, rewarded, answers), strict=True):
+            groups_with = self._groups_with(name, groups)
+            values_PG = self._values(name, groups_with, answers)
+            for group, values_G in zip(groups_with, values_PG, strict=True):
                 for scored, value in zip(group.scored_G, values_G, strict=True):
                     if isinstance(value, Failure):
                         scored.failure = scored.failure or value
@@ -145,13 +146,16 @@ class Scorer:
         for name, function in self._functions.items():
             if is_slow(function):
                 for group in self._groups_with(name, groups):
-                    calls += calls_about(name, function, group.problem, group.scored_G)
+                    calls += calls_for(name, function, group.problem, group.scored_G)
         return iter(self.answers.get(calls, self.config.reward.calls))
 
     def _values(
         self, name: str, groups: Sequence[Group], answers: Iterator[Any]
     ) -> Sequence[Sequence[tuple[float, ...] | Failure]]:
-        """Return a reward of each completion, (P, G): values as in `ScoredCompletion.rewards`, or a Failure."""
+        """Return the reward `name` of each completion, (P, G): values as in `ScoredCompletion.rewards`, or a Failure.
+
+        If the reward is slow, its values are the next of `answers`.
+        """
         if name == "reward_model":
             # A single call, also in processes without groups: all must make it together, as the model may be sharded.
             assert self.reward_model is not None
@@ -174,9 +178,8 @@ class Scorer:
     def _show_masked(self, group: Group) -> None:
         """Print why completions of a group are masked for another reason than `sampling.truncated: mask`."""
         for scored in group.scored_G:
-            failure = scored.why_unscorable
-            if scored.completion.failure is not None and failure is not None:
-                self._show_once(group.problem, failure)
+            if scored.completion.failure is not None and scored.why_unscorable is not None:
+                self._show_once(group.problem, scored.why_unscorable)
             elif not scored.completion.num_tokens:
                 reason = "its prompt fills the context of the model: lower validate_data.max_prompt_tokens"
                 self._show_once(group.problem, Failure("no tokens", reason))

@@ -19,7 +19,6 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -30,7 +29,7 @@ from components.shared.config import Config, Operational
 from components.shared.errors import RetryableError
 from components.shared.problem import Problem
 from components.shared.progress import say
-from components.train_grpo.custom_rewards import Failure, RewardFunction, call_reward, failure_of, is_slow, to_rewards
+from components.train_grpo.custom_rewards import Failure, RewardFunction, failure_of
 
 if TYPE_CHECKING:  # judge.py imports this module
     from components.train_grpo.judge import JudgeConfig
@@ -67,7 +66,7 @@ class Call:
     in_thread: bool
 
 
-def calls_about(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Any]) -> list[Call]:
+def calls_for(name: str, function: RewardFunction, problem: Problem, scored_G: Sequence[Any]) -> list[Call]:
     """Return the calls of a slow reward for a group: one for each completion, or a single one."""
     in_thread = getattr(function, "runs_in_thread", False)
     if getattr(function, "compares_group", False):
@@ -79,34 +78,6 @@ def calls_about(name: str, function: RewardFunction, problem: Problem, scored_G:
         key = json.dumps([problem.id, scored.completion.text])
         calls.append(Call(name, key, partial(function, problem, scored.completion, scored.grade), in_thread))
     return calls
-
-
-def values_of(
-    name: str,
-    function: RewardFunction,
-    problem: Problem,
-    scored_G: Sequence[Any],
-    answers: Iterator[Any],
-    *,
-    deadline_s: float,
-) -> Sequence[tuple[float, ...] | Failure]:
-    """Return the values of a reward for each completion: one for every step, or a single one; a Failure if it failed.
-
-    Slow rewards have been called already: their values are the next of `answers`.
-    """
-    grades_G = [scored.grade for scored in scored_G]
-    inputs_G: list[Any] = [scored.completion for scored in scored_G]
-    num_steps_G = None
-    if getattr(function, "judges_steps", False):
-        inputs_G = [[step.text for step in scored.steps] for scored in scored_G]
-        num_steps_G = [len(texts) for texts in inputs_G]
-    if not is_slow(function):
-        values: Any = call_reward(name, function, problem, inputs_G, grades_G, deadline_s=deadline_s)
-    elif getattr(function, "compares_group", False):
-        values = next(answers)
-    else:
-        values = list(islice(answers, len(scored_G)))
-    return to_rewards(name, values, grades_G, num_steps_G)
 
 
 class Answers:
@@ -129,23 +100,23 @@ class Answers:
     async def _make(self, calls: dict[str, Call], limits: RewardCallsConfig) -> dict[str, Failure]:
         """Make calls, by id; store their answers, and return the failures."""
         semaphore, deadline = asyncio.Semaphore(limits.max_concurrency), time.monotonic() + limits.deadline_s
-        ids = {asyncio.ensure_future(_answer(call, limits, semaphore)): id_ for id_, call in calls.items()}
+        id_of = {asyncio.ensure_future(_answer(call, limits, semaphore)): id_ for id_, call in calls.items()}
         failures: dict[str, Failure] = {}
-        waiting = set(ids)
+        waiting = set(id_of)
         while waiting and (left_s := deadline - time.monotonic()) > 0:
             done, waiting = await asyncio.wait(waiting, timeout=min(left_s, _REPORT_S), return_when="FIRST_COMPLETED")
             for task in done:
-                answer = task.result()
+                id_, answer = id_of[task], task.result()
                 if isinstance(answer, Failure):
-                    failures[ids[task]] = answer
+                    failures[id_] = answer
                 else:
-                    self._store(ids[task], calls[ids[task]].reward, answer)
+                    self._store(id_, calls[id_].reward, answer)
             if not done and time.monotonic() < deadline:
-                say("train_grpo", f"{len(ids) - len(waiting):,} of {len(ids):,} calls of rewards are answered")
+                say("train_grpo", f"{len(id_of) - len(waiting):,} of {len(id_of):,} calls of rewards are answered")
         for task in waiting:
             task.cancel()
-            kind = f"reward {calls[ids[task]].reward} did not answer"
-            failures[ids[task]] = Failure(kind, f"{kind} within {limits.deadline_s:g} s, the time for a rollout")
+            kind = f"reward {calls[id_of[task]].reward} did not answer"
+            failures[id_of[task]] = Failure(kind, f"{kind} within {limits.deadline_s:g} s, the time for a rollout")
         return failures
 
     def _store(self, id_: str, reward: str, answer: dict[str, Any]) -> None:
@@ -176,23 +147,17 @@ def in_thread(call: Callable[[], _T]) -> "Future[_T]":
     return result
 
 
-class Priced(float):
+class RewardWithUsage(float):
     """The value of a slow reward, with the numbers of tokens that a server counted for it."""
 
-    prompt_tokens: int
-    completion_tokens: int
-
-    def __new__(cls, value: float, prompt_tokens: int, completion_tokens: int) -> "Priced":
-        """Return the value with both numbers."""
-        priced = super().__new__(cls, value)
-        priced.prompt_tokens, priced.completion_tokens = prompt_tokens, completion_tokens
-        return priced
+    prompt_tokens = 0
+    completion_tokens = 0
 
 
-def write_totals(answers: Path, path: Path, judge: "JudgeConfig | None") -> None:
-    """Write and print the totals of each reward's answers: calls, seconds, tokens and cost, restarts included."""
+def write_totals(folder: Path, path: Path, judge: "JudgeConfig | None") -> None:
+    """Write to `path` and print the totals of the answers in `folder`, by reward: calls, seconds, tokens and cost."""
     totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for row in _rows(answers):
+    for row in _rows(folder):
         total = totals[row["reward"]]
         total["calls"] += 1
         for key in ("seconds", "prompt_tokens", "completion_tokens"):
@@ -232,19 +197,19 @@ async def _answer(call: Call, limits: RewardCallsConfig, semaphore: asyncio.Sema
                 tokens = {key: getattr(value, key, 0) for key in ("prompt_tokens", "completion_tokens")}
                 return {"value": _plain(value), "seconds": time.monotonic() - started, **tokens}
             except _TRANSIENT as error:
-                last: Exception = error
+                last_error: Exception = error
                 if isinstance(error, TimeoutError) and not str(error):  # that of wait_for
-                    last = TimeoutError(f"no answer within {limits.timeout_s:g} s")
+                    last_error = TimeoutError(f"no answer within {limits.timeout_s:g} s")
             except Exception as error:  # a custom reward may fail in any way
                 return failure_of(call.reward, error)
         if tries_left:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    return failure_of(call.reward, last)
+    return failure_of(call.reward, last_error)
 
 
 def _plain(value: Any) -> Any:
-    """Return a number as a float, or an iterable of numbers as a list: numbers of any library, as JSON values."""
+    """Return numbers of any library as JSON values: one as a float, an iterable of them as a list."""
     is_scalar = isinstance(value, str) or getattr(value, "shape", None) == ()  # an array without axes is iterable
     if isinstance(value, Iterable) and not is_scalar:
         return [_plain(each) for each in value]

@@ -48,7 +48,6 @@ class TeacherServer:
     def __init__(self, url: str, key_variable: str | None = None) -> None:
         """`url` is that of the API; PipelineError if the environment variable `key_variable` is not set."""
         url, key = f"{url.rstrip('/')}/completions", "train_grpo.teacher"
-        self._where = f"{key}: {url}"
         self._api = Api(url, key, key_variable, retries=RETRIES, timeout_s=_REQUEST_S, maxsize=_MAX_REQUESTS)
 
     def logprobs(self, sequences_B: Sequence[TokenSequence], indices: Collection[int]) -> Tensor:
@@ -56,10 +55,12 @@ class TeacherServer:
 
         PipelineError if the server returns no log-probabilities of prompts; for other errors see `Api.post`.
         """
-        branches = {index: sequences_B[index].branches for index in indices}
+        branches_of = {index: sequences_B[index].branches for index in indices}
+        logprobs_of: dict[int, list[float]] = {}
         with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
-            scores = threads.map(self._score, chain(*branches.values()))  # of each branch, in the order of `branches`
-            logprobs_of = {index: [*chain(*islice(scores, len(own)))] for index, own in branches.items()}
+            scores = threads.map(self._score, chain(*branches_of.values()))  # of all branches, in order
+            for index, branches in branches_of.items():
+                logprobs_of[index] = list(chain(*islice(scores, len(branches))))
         logprobs_M: list[float] = []
         for index, sequence in enumerate(sequences_B):
             logprobs_M += logprobs_of.get(index, [torch.nan] * sequence.num_sampled)
@@ -75,4 +76,4 @@ class TeacherServer:
             logprobs = answer["choices"][0]["prompt_logprobs"]
             return [float(logprobs[place][str(ids[place])]["logprob"]) for place in places]
         except (LookupError, TypeError):
-            raise PipelineError(f"{self._where} returns no log-probabilities of the prompt; vLLM does") from None
+            raise PipelineError(f"{self._api.where} returns no log-probabilities of the prompt; vLLM does") from None

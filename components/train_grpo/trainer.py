@@ -22,7 +22,7 @@ from components.shared.progress import Progress, progress, say
 from components.shared.work import MODEL
 from components.train_grpo.config import TrainGRPOConfig
 from components.train_grpo.corrections import MASKED_COMPLETIONS, mask_completions, old_logprobs
-from components.train_grpo.metrics import metrics_without_update, rollout_metrics, staleness_metrics
+from components.train_grpo.metrics import metrics_without_update, rollout_metrics, staleness_metrics, trajectory_metrics
 from components.train_grpo.monitoring import Profiler, StepTimer, check_first, require_scorable, try_largest_pass
 from components.train_grpo.records import History, completion_records, row_of
 from components.train_grpo.reference import AdapterReference, Reference
@@ -30,7 +30,6 @@ from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rollouts import Rollout, Rollouts
 from components.train_grpo.scoring import Group
 from components.train_grpo.teacher import TeacherServer
-from components.train_grpo.trajectories import trajectory_metrics
 from components.train_grpo.update import Experience, Minibatch, make_experience, split_minibatches, update
 from components.train_grpo.validation import ValidationResult, Validator, early_stop
 
@@ -68,7 +67,7 @@ class Trainer:
         with progress(_STAGE, self.config.num_steps) as bar:
             bar.skip(steps_done)
             for step in range(steps_done + 1, self.config.num_steps + 1):
-                if early_stop(self.config, self.history.curves, self.history.validation):
+                if early_stop(self.config, self.history):
                     break
                 self._step(step, bar)
                 after_step(step)
@@ -83,7 +82,8 @@ class Trainer:
         with self.profiler.step(step) if self.profiler else nullcontext():
             rollout = self.rollouts.of_step(step)  # lines 5 to 7
             self._check(step, rollout)
-            if self.reward_model and iteration + 1 < config.num_iterations:  # no retraining follows the last iteration
+            is_last_iteration = iteration + 1 == config.num_iterations
+            if self.reward_model and not is_last_iteration:  # it is retrained between iterations
                 self.reward_model.collect(rollout.sampled)
             metrics, batches = self._learn(rollout.trained, step)  # lines 8 to 11
         if self.validator:
@@ -98,7 +98,7 @@ class Trainer:
         if step == 1:
             is_main = self.policy.ranks.is_main
             self.history.first_rollout = check_first(self.config, rollout.sampled, is_main=is_main)
-        if not self._has_tried_largest_pass:
+        if not self._has_tried_largest_pass:  # in a new or a resumed run
             try_largest_pass(self.config, self.policy, self.checkpoint, rollout)
             self._has_tried_largest_pass = True
 
@@ -150,10 +150,11 @@ class Trainer:
         with self.timer.phase("reference_s"):
             experience, minibatches = self._prepare_update(groups)
         self.history.completions += completion_records(config, groups, experience.advantages_M, step=step)
-        teacher = self.teacher if isinstance(self.teacher, Reference) else None
-        onloaded = teacher.onloaded() if teacher else nullcontext()
+        local_teacher = self.teacher if isinstance(self.teacher, Reference) else None
+        onloaded = local_teacher.onloaded() if local_teacher else nullcontext()
         with self.timer.phase("update_s"), explain_memory_for_update(_STAGE, config.engine), onloaded:
-            metrics = update(config, self.policy, minibatches, experience, rate, teacher.scorer if teacher else None)
+            teacher_model = local_teacher.scorer if local_teacher else None
+            metrics = update(config, self.policy, minibatches, experience, rate, teacher_model)
         return metrics, [batch for minibatch in minibatches for batch in minibatch.shard.batches]
 
     def _prepare_update(self, groups: Sequence[Group]) -> tuple[Experience, list[Minibatch]]:
@@ -187,30 +188,28 @@ class Trainer:
     ) -> None:
         """Add a step's metrics and timing to the history, and show some of them on the progress line."""
         config, tools = self.config, self.checkpoint.config.tools
-        columns = self.history.curves[-1] if self.history.curves else ()  # the last step has those of all earlier ones
+        earlier_columns = self.history.curves[-1] if self.history.curves else ()  # the last row has all of them
         row = {
             "step": step,
             **rollout_metrics(config, rollout, self.checkpoint.config.answer),
-            **(trajectory_metrics(config, tools, rollout, columns) if tools else {}),
+            **(trajectory_metrics(config, tools, rollout, earlier_columns) if tools else {}),
             **staleness_metrics(config, rollout, step),
             **metrics,
         }
         timing = self.timer.row(step, rollout, batches, self.policy.ranks)
         self.history.curves.append(row_of(row))
         self.history.timings.append(timing)
-        shown = {"reward": "reward", "length": "completion_length_tokens"}
+        shown: dict[str, float | str] = {"reward": row["reward"], "length": row["completion_length_tokens"]}
         if config.reward.weights != {"accuracy": 1.0}:  # else it is the reward
-            shown["accuracy"] = "accuracy"
+            shown["accuracy"] = percent(row["accuracy"])
         for name, column in (("truncated", "truncated_fraction"), ("no_answer", "unanswered_fraction")):
             if row[column] >= _SHOWN_FROM:
-                shown[name] = column
+                shown[name] = percent(row[column])
         if self.reference:
-            shown["kl"] = "kl"
+            shown["kl"] = row["kl"]
         if self.teacher:
-            shown["teacher_kl"] = "teacher_kl"
-        fractions = {"accuracy", "truncated", "no_answer"}
-        figures = {name: percent(row[key]) if name in fractions else row[key] for name, key in shown.items()}
-        bar.advance(**figures, tokens_per_s=timing["tokens_per_s"])
+            shown["teacher_kl"] = row["teacher_kl"]
+        bar.advance(**shown, tokens_per_s=timing["tokens_per_s"])
 
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face model, with the metrics of the last step."""

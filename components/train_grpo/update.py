@@ -87,15 +87,16 @@ def split_minibatches(
     without any completion is left out, too, so there may be fewer than `minibatches_per_rollout`.
     """
     num_tokens_B, in_loss_B = torch.tensor(experience.num_tokens_B), experience.in_loss_B.cpu()
-    has_gradient_B, device = in_loss_B, experience.advantages_M.device
-    if not config.teacher and not config.loss.kl.coefficient:  # which give gradients without an advantage
+    device = experience.advantages_M.device
+    has_gradient_B = in_loss_B
+    if config.teacher is None and config.loss.kl.coefficient == 0:  # then only advantages give gradients
         advantages_B = experience.advantages_M.cpu().split(experience.num_tokens_B)
         has_gradient_B = in_loss_B & torch.stack([advantages_T.any() for advantages_T in advantages_B])
     num_groups, num_parts = len(num_tokens_B) // config.group_size, config.minibatches_per_rollout
     # A set, because bounds coincide if there are fewer groups than parts.
-    bounds = sorted({num_groups * part // num_parts * config.group_size for part in range(num_parts + 1)})
+    group_bounds = sorted({num_groups * part // num_parts for part in range(num_parts + 1)})
     minibatches = []
-    for start, stop in pairwise(bounds):
+    for start, stop in pairwise(bound * config.group_size for bound in group_bounds):
         indices = [index for index in range(start, stop) if has_gradient_B[index]]
         if not indices:
             continue
@@ -169,11 +170,11 @@ def _add_gradients(
         token_loss = partial(_loss, config, batch, weights_B, experience, metrics, is_first=is_first)
         term = None
         if teacher and config.teacher:
-            term = TeacherTerm(teacher, config.teacher.coefficient * weights_B[batch.sequence_N])
+            term = TeacherTerm(teacher.logits_of(batch), config.teacher.coefficient * weights_B[batch.sequence_N])
         policy.learn(batch, token_loss, is_sum=loss_is_sum(config), term=term)
         if term and term.kl_N is not None:
             metrics.add_teacher_kl(term.kl_N)
-    for batch in minibatch.shard.dummies:  # as many passes as the process with the most micro-batches
+    for batch in minibatch.shard.dummies:  # other processes have more micro-batches, and wait for as many passes here
         policy.learn(batch, lambda scores, _: 0.0 * scores.logprobs_N.sum())
 
 

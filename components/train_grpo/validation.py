@@ -71,10 +71,11 @@ class Validator:
             (problem.source, grade.verdict == Verdict.RIGHT, completion.num_tokens, completion.truncated)
             for problem, grade, completion in zip(shard, grades, completions, strict=True)
         ]
-        shards = self.ranks.all_gather(answers, "the end of a validation")
-        sources, rights, lengths, truncated = zip(*chain(*shards), strict=True)
-        pairs = list(zip(sources, rights, strict=True))
-        rights_of = {source: [is_right for other, is_right in pairs if other == source] for source in self.sources}
+        all_answers = list(chain(*self.ranks.all_gather(answers, "the end of a validation")))
+        _, rights, lengths, truncated = zip(*all_answers, strict=True)
+        rights_of: dict[str, list[bool]] = {name: [] for name in self.sources}
+        for source, is_right, *_ in all_answers:
+            rights_of[source].append(is_right)
         return {
             "step": step,
             **score(sum(rights), len(rights)),
@@ -96,12 +97,13 @@ class Validator:
     def columns(self, measured: ValidationResult | None) -> dict[str, float]:
         """Return the columns of a step: the accuracy, also by source if there are several; NaN without a validation."""
         columns = {ACCURACY: measured["accuracy"] if measured else math.nan}
-        for source in self.sources if len(self.sources) > 1 else ():
-            columns[f"{ACCURACY}_{source}"] = measured["by_source"][source]["accuracy"] if measured else math.nan
+        if len(self.sources) > 1:
+            for source in self.sources:
+                columns[f"{ACCURACY}_{source}"] = measured["by_source"][source]["accuracy"] if measured else math.nan
         return columns
 
 
-def best(validations: Sequence[ValidationResult]) -> ValidationResult | None:
+def best_validation(validations: Sequence[ValidationResult]) -> ValidationResult | None:
     """Return the validation with the highest accuracy, the earliest if several have it; None if there is none yet.
 
     The validation of the reference, before the first step, does not count: the gate compares the policy with it.
@@ -110,7 +112,7 @@ def best(validations: Sequence[ValidationResult]) -> ValidationResult | None:
     return max(trained, key=lambda each: (each["accuracy"], -each["step"]), default=None)
 
 
-class Stop(NamedTuple):
+class EarlyStop(NamedTuple):
     """Why training ends before its last step."""
 
     reason: str
@@ -118,24 +120,24 @@ class Stop(NamedTuple):
     """Whether the run fails, because there is no validated policy as its result."""
 
 
-def early_stop(config: TrainGRPOConfig, curves: Sequence[Row], validations: Sequence[ValidationResult]) -> Stop | None:
-    """Return why training has to stop after the steps in `curves`; None if it goes on.
+def early_stop(config: TrainGRPOConfig, history: History) -> EarlyStop | None:
+    """Return why training has to stop after the steps in `history`; None if it goes on.
 
     This depends only on records that are in the checkpoint: a resumed run stops where an uninterrupted one does.
     """
-    leader = best(validations)
-    if reason := _exceeded_limit(config, curves):
+    leader = best_validation(history.validation)
+    if reason := _exceeded_limit(config, history.curves):
         if leader and config.checkpoint.keep_best:
-            return Stop(reason, fails=False)
+            return EarlyStop(reason, fails=False)
         remedy = "no policy was validated before (train_grpo.validation, checkpoint.keep_best)"
-        return Stop(f"{reason}; {remedy}", fails=True)
+        return EarlyStop(f"{reason}; {remedy}", fails=True)
     if leader is None or config.validation is None or config.validation.patience is None:
         return None
-    num_since = sum(each["step"] > leader["step"] for each in validations)
+    num_since = sum(each["step"] > leader["step"] for each in history.validation)
     if num_since < config.validation.patience:
         return None
     comparison = f"a better accuracy than the {percent(leader['accuracy'])} of step {leader['step']}"
-    return Stop(f"{num_since} validations without {comparison} (train_grpo.validation.patience)", fails=False)
+    return EarlyStop(f"{num_since} validations without {comparison} (train_grpo.validation.patience)", fails=False)
 
 
 def choose_result(
@@ -146,24 +148,26 @@ def choose_result(
     `best_saved` returns the step and the weights of the best saved policy. Return the file with the weights of the
     result, None for the last step, the metrics of its step, and a record of the choice.
     """
-    last = chosen = len(history.curves)
-    early = early_stop(config, history.curves, history.validation) if last < config.num_steps else None
+    last = chosen_step = len(history.curves)
+    early = early_stop(config, history) if last < config.num_steps else None
     if early and early.fails:
         raise PipelineError(early.reason)
     weights = None
-    if config.validation and config.checkpoint.keep_best and (saved := best_saved()) and saved[0] < last:
-        chosen, weights = saved
+    if config.validation and config.checkpoint.keep_best:
+        saved = best_saved()
+        if saved and saved[0] < last:
+            chosen_step, weights = saved
     if early:
         say("train_grpo", f"stopped after step {last} of {config.num_steps}: {early.reason}")
-    row = history.curves[chosen - 1]
+    row = history.curves[chosen_step - 1]
     metrics = {name: value for name in _RESULT_COLUMNS if (value := row[name]) is not None}
     if config.validation:
-        metrics["policy_step"] = chosen
+        metrics["policy_step"] = chosen_step
         if (accuracy := row[ACCURACY]) is not None:
             metrics[ACCURACY] = accuracy
         reason = ", the first with the best validation accuracy" if config.checkpoint.keep_best else ""
-        say("train_grpo", f"the policy is that of step {chosen} of {last}{reason}")
-    return weights, metrics, {"policy_step": chosen, "num_steps": last, "stopped": early.reason if early else None}
+        say("train_grpo", f"the policy is that of step {chosen_step} of {last}{reason}")
+    return weights, metrics, {"policy_step": chosen_step, "num_steps": last, "stopped": early.reason if early else None}
 
 
 def _exceeded_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None:
@@ -172,11 +176,10 @@ def _exceeded_limit(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | Non
     if len(rows) < config.limits.over_steps:
         return None
     for key, (column, name) in _LIMITED_METRICS.items():
-        limit = getattr(config.limits, key)
-        mean, is_minimum = column_mean(rows, column), key.startswith("min")
+        limit, mean = getattr(config.limits, key), column_mean(rows, column)
         if limit is None or mean is None:
             continue
-        if mean < limit if is_minimum else mean > limit:
-            side = "below" if is_minimum else "above"
+        side = "below" if key.startswith("min") else "above"
+        if (side == "below" and mean < limit) or (side == "above" and mean > limit):
             return f"{name} {mean:.3g} over the last {len(rows)} steps, {side} train_grpo.limits.{key}: {limit:g}"
     return None

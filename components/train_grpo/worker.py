@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -39,7 +39,7 @@ from components.train_grpo.scoring import Scorer
 from components.train_grpo.slow_rewards import Answers, write_totals
 from components.train_grpo.teacher import load_teacher
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.validation import Validator, best, choose_result, early_stop
+from components.train_grpo.validation import Validator, best_validation, choose_result, early_stop
 
 _NUM_PROBES = 8
 """Training problems whose solutions verify that sampler and trainer have the same weights, by log-probabilities."""
@@ -59,14 +59,14 @@ def train_rank(
         resumption = Resumption(ranks, work, config.checkpoint, stage=_STAGE, num_steps=config.num_steps)
         with explain_memory_for_loading(_STAGE, config.engine):
             checkpoint = load(reference, dtype=torch_dtype(config.engine), quantise=config.engine.quantise)
+        tools = checkpoint.format.tools
         with (
             closing(make_sampler(config, checkpoint, reference, work / "servers")) as sampler,
-            _environments(checkpoint) as environments,
+            closing(Environments(tools)) if tools else nullcontext() as environments,
         ):
             with explain_memory_for_loading(_STAGE, config.engine):
-                saved = resumption.load()
                 trainer = build_trainer(
-                    config, checkpoint, training_problems, verify, sampler, saved, held_out, environments
+                    config, checkpoint, training_problems, verify, sampler, resumption.load(), held_out, environments
                 )
             assert isinstance(trainer.rollouts.score, Scorer)
             trainer.rollouts.score.answers = Answers(work / "answers", rank=ranks.rank)
@@ -99,20 +99,14 @@ def train_rank(
     return metrics
 
 
-def _environments(checkpoint: Checkpoint) -> AbstractContextManager[Environments | None]:
-    """Return a context manager of the environments of a model with tools, which closes them, or of None."""
-    tools = checkpoint.format.tools
-    return closing(Environments(tools)) if tools else nullcontext()
-
-
 def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, live: TrainingLog, step: int) -> None:
     """Log a step, and write a checkpoint if one is due; PipelineError if the run has no learning signal."""
     config, history = trainer.config, trainer.history
     live.step(*history.of_step(step))
     problem = missing_signal(config, history.curves)
-    early = early_stop(config, history.curves, history.validation)
+    early = early_stop(config, history)
     validation = next((each for each in history.validation if each["step"] == step), None)
-    is_best = config.checkpoint.keep_best and validation is not None and validation == best(history.validation)
+    is_best = validation is not None and validation == best_validation(history.validation)
     is_exported = config.publishes_checkpoints and step < config.num_steps
     resumption.after_step(
         step,
@@ -120,8 +114,8 @@ def _after_step(trainer: Trainer, resumption: Resumption, stop: StopRequest, liv
         trainer.state,
         stop=stop,
         score=validation["accuracy"] if validation else None,
-        due=problem is not None or early is not None or is_best,
-        tensors=trainer.reward_model.tensors if trainer.reward_model else dict,
+        due=problem is not None or early is not None or (is_best and config.checkpoint.keep_best),
+        tensors=trainer.reward_model.tensors if trainer.reward_model else dict,  # dict() is empty: no tensors
         export=trainer.export if is_exported else None,
     )
     if problem:
@@ -143,20 +137,20 @@ def build_trainer(
     `held_out` are the problems of the dev split, for validation; `environments` are those of `checkpoint.config.tools`.
     Reference, reward model and timer read or copy the weights, so they precede the policy, which shards them.
     """
-    temperature, placement, reward_model = config.sampling.temperature, config.reference_placement, None
+    temperature, placement = config.sampling.temperature, config.reference_placement
+    has_kl = config.loss.kl.coefficient > 0
     reference: Reference | AdapterReference | None = None
-    if config.loss.kl.coefficient > 0 and placement != "adapters":
+    if has_kl and placement != "adapters":
         reference = Reference(checkpoint.model, placement, temperature=temperature)
-    if config.reward.model is not None:
-        reward_model = RewardModel(config, config.reward.model, checkpoint, saved)
+    reward_model = RewardModel(config, config.reward.model, checkpoint, saved) if config.reward.model else None
     timer = StepTimer(config, checkpoint)
     teacher = load_teacher(config.teacher, config, checkpoint) if config.teacher else None
     add_adapters(checkpoint.model, config.engine.lora, seed=config.seed)
     model = LogprobModel(checkpoint.model, temperature=temperature)
     policy = Policy(model, config.engine, saved.policy if saved else None)
-    for line in checkpoint.cost_of_padding() if policy.ranks.is_main else ():
-        say(_STAGE, line)
-    if config.loss.kl.coefficient > 0 and placement == "adapters":
+    if checkpoint.is_padded and policy.ranks.is_main:
+        say(_STAGE, checkpoint.cost_of_padding())
+    if has_kl and placement == "adapters":
         reference = AdapterReference(policy, checkpoint.model)
     sampler.attach(policy, checkpoint.examples(problems[:_NUM_PROBES]))
     prompts = Prompts(problems, config.prompts, seed=config.seed)
@@ -166,8 +160,8 @@ def build_trainer(
     rollouts = rollouts_class(config, prompts, sampler, score, policy.ranks, environments)
     validator = None
     if config.validation:
-        drawn = draw(held_out, config.validation.num_problems, config.seed)
-        validator = Validator(config, drawn, sampler, grade, checkpoint.config.answer, policy.ranks, environments)
+        subset = draw(held_out, config.validation.num_problems, config.seed)
+        validator = Validator(config, subset, sampler, grade, checkpoint.config.answer, policy.ranks, environments)
     trainer = Trainer(config, checkpoint, policy, rollouts, reference, reward_model, timer, validator, teacher)
     if saved:
         trainer.restore(saved.values)

@@ -106,8 +106,8 @@ def _tokenized(config: TrainSFTConfig, checkpoint: Checkpoint, problems: Sequenc
         raise PipelineError(f"{limit}, the shortest has {min(map(len, solved))}; raise it")
     num_parameters = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     say(_STAGE, f"{config.model.base} with {num_parameters:,} parameters, {len(examples):,} examples")
-    for line in checkpoint.cost_of_padding():
-        say(_STAGE, line)
+    if checkpoint.is_padded:
+        say(_STAGE, checkpoint.cost_of_padding())
     if len(examples) < len(solved):
         say(_STAGE, f"{len(solved) - len(examples):,} examples are longer than {config.max_tokens} tokens and left out")
     return examples

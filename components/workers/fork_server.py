@@ -69,11 +69,12 @@ class ForkServer:
 
     def wait_until_ready(self) -> str | None:
         """Wait until the service is built; return None, or end it and return the reason for its failure."""
-        reason = f"was not ready within {MAX_START_S:g} s"
-        with suppress(OSError, subprocess.TimeoutExpired):  # OSError: `recv` has timed out, too
+        try:
             if self.control.recv(len(READY)) == READY:
                 return None
             reason = f"ended {ending(self._process.wait(_MAX_END_S))}"
+        except (OSError, subprocess.TimeoutExpired):  # OSError: `recv` has timed out
+            reason = f"was not ready within {MAX_START_S:g} s"
         self.end()
         return reason
 

@@ -116,6 +116,7 @@ class _Request:
 
     @property
     def worker(self) -> "_Worker | None":
+        """The worker that has the state of its session; None without one."""
         return self.session.worker if self.session else None
 
     @worker.setter
@@ -124,11 +125,13 @@ class _Request:
             self.session.worker = worker
 
     def finish(self, reply: Any) -> None:
+        """Deliver the reply, and add the request to the past of its session."""
         if self.session:
             self.session.past.append(self.request)
         self.deliver(reply, None)
 
     def fail(self, failure: Failure) -> None:
+        """Deliver the failure, which ends the session."""
         self.worker = None
         self.deliver(None, failure)
 
@@ -183,11 +186,12 @@ class _Dispatcher:
     def _serve(self) -> bool:
         """Read what callers and workers sent, end workers past their deadline, assign requests; False once closed."""
         for key, _ in self._selector.select(self._select_timeout_s()):
-            if key.data in self._workers:
+            if key.data is None:  # the socket of the callers
+                if not self._is_open():
+                    return False
+            elif key.data in self._workers:  # it may have been ended since `select`
                 self._read(key.data)
-            elif key.data is None and not self._is_open():
-                return False
-            elif key.data is not None and key.data is self._fork_server:
+            elif key.data is self._fork_server:
                 self._end_fork_server()  # its process has ended
         self._take_requests()
         now = time.monotonic()
@@ -214,17 +218,17 @@ class _Dispatcher:
         return max(0.0, timeout_s)
 
     def _take_requests(self) -> None:
-        """Move new requests into queues, of the worker with their session or the common one; free ended sessions."""
+        """Move new requests to the queue of their session's worker, or to the common one; free ended sessions."""
         while self._requests:
-            request = self._requests.popleft()
-            if request.worker not in self._workers:  # its process has ended
-                request.worker = None
-            if isinstance(request, _Request):
-                queue = request.worker.queue if request.worker else self._waiting
-                queue.append(request)
-            elif request.worker:  # a session to be freed
-                request.worker.ended.append(request.number)
-                request.worker = None
+            item = self._requests.popleft()
+            if item.worker not in self._workers:  # its process has ended
+                item.worker = None
+            if isinstance(item, _Request):
+                queue = item.worker.queue if item.worker else self._waiting
+                queue.append(item)
+            elif item.worker:  # a session to be freed
+                item.worker.ended.append(item.number)
+                item.worker = None
 
     def _assign(self) -> None:
         """Give each idle worker a request, and start workers for the remaining ones up to the limit."""
@@ -270,7 +274,7 @@ class _Dispatcher:
             self._lose(worker)
 
     def _read(self, worker: "_Worker") -> None:
-        """Read a worker's lines: its process ID and heartbeats extend its deadline; a reply ends it."""
+        """Read a worker's lines: its process ID and each heartbeat extend its deadline; a reply ends its request."""
         lines = worker.receive()
         if lines is None:
             self._lose(worker)
@@ -315,8 +319,8 @@ class _Dispatcher:
             self._lose(worker)
             if request:
                 request.fail(Failure("time", f"gave no answer within {self._config.timeout_s:g} s"))
-        elif self._fork_server:  # it hangs: the worker it was to fork has not reported
-            self._fork_server.kill()
+        else:  # the fork server hangs: the worker that it was to fork has not reported
+            worker.fork_server.kill()
             self._end_fork_server()
 
     def _lose(self, worker: "_Worker", *, is_broken: bool = False) -> None:

@@ -43,7 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(descriptor: str, parent: str, function: str, arguments: str, memory_bytes: str) -> None:
-    """Build the service and serve requests until the other end of the socket is closed; then end all workers."""
+    """Build the service, and serve requests until the other end of the socket is closed."""
     end_with_parent(int(parent))  # a process forked by the parent may hold the other end open and outlive it
     _adopt_orphans()
     limit(resource.RLIMIT_CORE, 0)
@@ -62,6 +62,7 @@ def main(descriptor: str, parent: str, function: str, arguments: str, memory_byt
 
 
 def _serve(control: socket.socket, work: Callable[[socket.socket], None]) -> None:
+    """Fork and end workers, which run `work`, until the other end of the socket is closed; then end all of them."""
     supervisors: set[int] = set()
     while True:
         request, descriptors, *_ = socket.recv_fds(control, 64, 1, socket.MSG_CMSG_CLOEXEC)

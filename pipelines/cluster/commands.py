@@ -122,9 +122,9 @@ def _submit(kubeflow: Kubeflow, options: argparse.Namespace) -> int:
 
     screen = Screen(sys.stdout, sys.stderr)
     name = options.name or f"{(options.params or PARAMS).stem}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
-    with _prepared(options) as job:
+    with _prepared(options) as (package, values, about):
         experiment, account = options.experiment, options.service_account
-        run_id = start(kubeflow, *job, name=name, experiment=experiment, account=account)
+        run_id = start(kubeflow, package, values, about, name=name, experiment=experiment, account=account)
     screen.show(f"{name}  {run_id}")
     screen.show(kubeflow.url(run_id), Style.DIM)
     if not options.wait:
@@ -155,12 +155,12 @@ def _remove(kubeflow: Kubeflow, options: argparse.Namespace) -> Iterator[str]:
 
 def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> list[str]:
     schedules.check_cron(options.cron)
-    with _prepared(options, scheduled=True) as job:
+    with _prepared(options, scheduled=True) as prepared:
         experiment, account = options.experiment, options.service_account
-        outcome, unfinished = schedules.apply(kubeflow, options.name, options.cron, *job, experiment, account)
+        outcome, unfinished = schedules.apply(kubeflow, options.name, options.cron, *prepared, experiment, account)
     for run in unfinished:
-        why = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
-        print(f"note: {run.display_name} ({run.run_id}) {why}", file=sys.stderr)
+        state = "is unfinished; its schedule is disabled, and removed by the next `schedule apply` or `schedule remove`"
+        print(f"note: {run.display_name} ({run.run_id}) {state}", file=sys.stderr)
     times = [f"    {time}" for time in schedules.next_times(options.cron, datetime.now(UTC))]
     return [f"{options.name}  {outcome}: {schedules.describe_cron(options.cron)}", *times]
 
@@ -169,13 +169,13 @@ def _apply(kubeflow: Kubeflow, options: argparse.Namespace) -> list[str]:
 def _prepared(
     options: argparse.Namespace, *, scheduled: bool = False
 ) -> Iterator[tuple["Package", dict[str, Any], str]]:
-    """Yield what to submit, without a request: the pipeline, a value for each parameter, and the description."""
+    """Yield the pipeline to submit, a value for each parameter, and the description; make no request."""
     from pipelines.cluster.submission import compiled, description, images_of_this_machine, parameters, read
 
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-") as folder:
         package = read(options.pipeline or compiled(Path(folder), options.params or PARAMS))
         values = parameters(package, options.params, options.set, scheduled=scheduled)
-        for note in images_of_this_machine(package.images):  # no error, as all nodes may have been given them
+        for note in images_of_this_machine(package.images):  # no error, as they may have been loaded onto all nodes
             print(f"note: {note}", file=sys.stderr)
-        sources = list(filter(None, (options.params, options.pipeline))) or [PARAMS]
+        sources = [path for path in (options.params, options.pipeline) if path] or [PARAMS]
         yield package, values, description(package, sources, values)

@@ -1,13 +1,14 @@
 """The connection to Kubeflow Pipelines: its address and credentials, its runs, and its errors in one line."""
 
 import functools
+import io
 import json
 import logging
 import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -26,7 +27,7 @@ _REQUEST_TIMEOUT_S = 30
 _STANDALONE = "kubeflow"
 """Namespace of runs if Kubeflow has a single user; the kfp client takes this value for no namespace."""
 _RECENT = 100
-"""Newest runs that are searched for a name, and objects on a page of the API."""
+"""Number of newest runs that are searched for a name, and of objects on a page of the API."""
 _ID_LENGTH = 36
 _ACTIONS = {
     401: "not authenticated; pass --token-file FILE, or set GRPO_PIPELINE_TOKEN or GRPO_PIPELINE_COOKIE",
@@ -129,6 +130,11 @@ class Kubeflow:
         """The namespace in which runs have their pods."""
         return self.user_namespace or _STANDALONE
 
+    def experiment_id(self, name: str) -> str:
+        """Return the id of the experiment of this name, which is created if there is none."""
+        with redirect_stdout(io.StringIO()):  # the client prints addresses
+            return str(self.client.create_experiment(name, namespace=self.user_namespace).experiment_id)
+
     def url(self, run_id: str) -> str:
         """Return the address of a run's page."""
         return f"{self.endpoint}/#/runs/details/{run_id}"
@@ -151,11 +157,11 @@ class Kubeflow:
         options = {"page_size": page_size, "sort_by": "created_at desc", "namespace": self.user_namespace}
         return self.pages(self.client.list_runs, "runs", **options)
 
-    def pages(self, list_: Any, key: str, **options: Any) -> Iterator[Any]:
-        """Yield the items, under `key` of each page, that a list method of the client returns."""
+    def pages(self, list_page: Any, key: str, **options: Any) -> Iterator[Any]:
+        """Yield the items of all pages that a method of the client returns, from the attribute `key` of each page."""
         token: str | None = ""
         while token is not None:
-            page = list_(page_token=token, **options)
+            page = list_page(page_token=token, **options)
             yield from getattr(page, key) or []
             token = page.next_page_token or None
 

@@ -1,4 +1,4 @@
-"""Runs as a person sees them: listed, with their stages, as they go on, and stopped."""
+"""Shows the runs of a cluster, shows a run until it has ended, and stops runs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
+from components.report.formatting import duration
 from components.shared.errors import PipelineError
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.logs import LOST, activity, failures, is_lost, outcome, poll
@@ -20,12 +21,12 @@ from pipelines.cluster.stages import (
     parameter,
     stages,
 )
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style
 from pipelines.tables import aligned
 
 _NUM_RUNS = 10
-_LOOK_S = 30.0
-"""Time between looks at what running stages print, while a run is waited for."""
+_ACTIVITY_S = 30.0
+"""Time between requests for the activity of running stages, while a run is shown until it has ended."""
 _ID_LENGTH = 8
 _ENDINGS = {
     "SUCCEEDED": ("done in {}", Style.GREEN),
@@ -54,7 +55,7 @@ def listed(kubeflow: Kubeflow) -> list[str]:
 
 
 def show(kubeflow: Kubeflow, run: Any) -> list[str]:
-    """Return the state of a run and of its stages, what those that run do, and what it led to or why it failed."""
+    """Return lines with the state of a run and of its stages, and its activity, its outcome or the reason it failed."""
     lines = [f"{run.display_name}  {run.run_id}  {_state(run)}", kubeflow.url(run.run_id)]
     rows = [("stage", "state", "started (UTC)", "took")]
     known = stages(run)
@@ -79,15 +80,17 @@ def show(kubeflow: Kubeflow, run: Any) -> list[str]:
 def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> int:
     """Show a run until it has ended; return 0 if it succeeded and 1 if it did not."""
     shown: dict[str, str] = {}
-    doing: list[str] = []
-    looked_s = clock.monotonic()
+    shown_activity: list[str] = []
+    requested_s = clock.monotonic()
     for run in poll(kubeflow, run_id, clock):
         _show_stages(screen, stages(run), shown)
         now = clock.monotonic()
-        if run.state not in FINISHED and now - looked_s >= _LOOK_S:
-            looked_s, before, doing = now, doing, activity(kubeflow, run)
-            for line in (each for each in doing if each not in before):
-                screen.detail(line, Style.DIM)
+        if run.state not in FINISHED and now - requested_s >= _ACTIVITY_S:
+            current_activity = activity(kubeflow, run)
+            for line in current_activity:
+                if line not in shown_activity:
+                    screen.detail(line, Style.DIM)
+            shown_activity, requested_s = current_activity, now
     if run.state == "SUCCEEDED":
         for line in outcome(kubeflow, run):
             screen.detail(line)
@@ -100,13 +103,13 @@ def wait(kubeflow: Kubeflow, run_id: str, screen: Screen, clock: Any = time) -> 
 
 
 def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
-    """Stop a run, then remove its training jobs, which a step does not where it is killed; yield a line about each."""
+    """Stop a run, then remove training jobs that steps leave if they are killed; yield a line about each."""
     from kubernetes.client import ApiException
     from urllib3.exceptions import HTTPError
 
     from components.cluster.kube import connect, error_message
     from components.cluster.reaper import delete_run
-    from components.preflight.form import OVERRIDES, PRESET, Form, overrides_of
+    from components.preflight.form import OVERRIDES, PRESET, overrides_of
     from components.shared.config import laid_over
 
     if run.state in FINISHED:
@@ -115,12 +118,10 @@ def stop(kubeflow: Kubeflow, run: Any) -> Iterator[str]:
         kubeflow.client.terminate_run(run.run_id)
         yield f"{run.display_name}  stopping"
     spec = run.pipeline_spec or {}
-    form: Form = {
-        OVERRIDES: parameter(run, OVERRIDES) or "",
-        PRESET: compiled_in(spec.get("pipeline_spec", spec), PRESET) or {},
-    }
+    preset = compiled_in(spec.get("pipeline_spec", spec), PRESET) or {}
     try:
-        cluster = laid_over(form[PRESET], overrides_of(form)).get("cluster") or {}
+        overrides = overrides_of({OVERRIDES: parameter(run, OVERRIDES) or ""})
+        cluster = laid_over(preset, overrides).get("cluster") or {}
         removed = delete_run(connect(), cluster.get("namespace") or kubeflow.namespace, run.run_id)
     except (PipelineError, ApiException, HTTPError) as error:
         reason = str(error) if isinstance(error, PipelineError) else error_message(error)
@@ -135,20 +136,22 @@ def in_words(state: str | None) -> str:
 
 
 def _show_stages(screen: Screen, every: Sequence[Stage], shown: dict[str, str]) -> None:
-    """Show stages as they begin and end, and further attempts at them; `shown` has what was shown of each."""
+    """Show stages that have begun or ended, or begun another attempt; `shown` has the last text about each."""
     for stage in every:
         if stage.state in (None, "PENDING", NOT_REACHED):
             continue
         if stage.name not in shown:
             shown[stage.name] = ""
             screen.header(len(shown), len(every), stage.title)
-        news, style = f"attempt {len(stage.pods)}" if len(stage.pods) > 1 else "", Style.YELLOW
+        text, style = "", Style.YELLOW
         if stage.state in FINISHED:
             ending, style = _ENDINGS[stage.state]
-            news = ending.format(_took(stage.started, stage.ended))
-        if news and news != shown[stage.name]:
-            screen.detail(f"{stage.title} {news}", style)
-        shown[stage.name] = news
+            text = ending.format(_took(stage.started, stage.ended))
+        elif len(stage.pods) > 1:
+            text = f"attempt {len(stage.pods)}"
+        if text and text != shown[stage.name]:
+            screen.detail(f"{stage.title} {text}", style)
+        shown[stage.name] = text
 
 
 def _state(run: Any) -> str:

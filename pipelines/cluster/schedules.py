@@ -2,17 +2,15 @@
 
 Cron expressions are those of Kubeflow Pipelines: six fields, seconds first, in UTC.
 
-Kubeflow deletes what a schedule has started together with the schedule, also while it runs, and its API takes such a
-run for running for ever. So a schedule is disabled first, and deleted once none of its runs is unfinished.
+With a schedule, Kubeflow deletes the pods of its runs, even of unfinished ones, which its API then reports as running
+for ever. So a schedule is disabled first, and deleted once none of its runs is unfinished.
 
-Kubeflow compiles a schedule when it is created, with the driver and the launcher of its release at that time. After an
-upgrade a schedule has to be created again.
+Kubeflow compiles a schedule when it is created, with the driver and the launcher of its release at that time. So after
+an upgrade a schedule has to be created again.
 """
 
-import io
 import re
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from itertools import islice, takewhile
 from textwrap import shorten
@@ -56,30 +54,28 @@ def apply(
 ) -> tuple[str, list[Any]]:
     """Create or update the named schedule; return what was done, and unfinished runs of the schedules it replaces.
 
-    A schedule cannot be changed in Kubeflow: a new one is created, also after an upgrade, and then the old one is
-    removed. Where a run of it is unfinished, it is left disabled, and the next call removes it.
+    Kubeflow cannot change a schedule: a new one is created, and then the old one is removed. If a run of it is
+    unfinished, the old one is only disabled, and the next call removes it.
     """
     from components.shared import lineage
 
     digest = lineage.value_digest([cron, package.digest, parameters, experiment, account])
-    known = _named(kubeflow, name)
-    if not all(digest for _, digest in map(_origin, known)):
+    existing = _named(kubeflow, name)
+    if not all(map(_digest, existing)):
         raise PipelineError(f"{name}: grpo-pipeline did not create the schedule of this name; choose another name")
-    equal = [each for each in known if _origin(each)[1] == digest]
-    kept = next((each for each in equal if not _is_outdated(kubeflow, each)), None)
+    unchanged = [each for each in existing if _digest(each) == digest]
+    kept = next((each for each in unchanged if not _is_outdated(kubeflow, each)), None)
     if kept is None:
-        outcome = "changed" if known else "created"
-        if equal:
+        outcome = "changed" if existing else "created"
+        if unchanged:
             outcome = f"created again, compiled by Kubeflow Pipelines {kubeflow.version}"
-        with redirect_stdout(io.StringIO()):  # the client prints an address
-            made = kubeflow.client.create_experiment(experiment, namespace=kubeflow.user_namespace)
         kubeflow.client.create_recurring_run(
-            made.experiment_id,
+            kubeflow.experiment_id(experiment),
             name,
             description=_description(about, cron, kubeflow.version, digest),
             cron_expression=cron,
             max_concurrency=1,
-            no_catchup=True,  # of all times that were missed only the latest is caught up
+            no_catchup=True,  # after an outage, one run makes up for all missed times
             params=parameters,
             pipeline_package_path=str(package.path),
             service_account=account,
@@ -89,22 +85,22 @@ def apply(
     else:
         kubeflow.client.enable_recurring_run(kept.recurring_run_id)
         outcome = "enabled again, and at once if a time passed while it was disabled"
-    return outcome, [run for each in known if each is not kept for run in _retire(kubeflow, each)]
+    return outcome, [run for each in existing if each is not kept for run in _retire(kubeflow, each)]
 
 
 def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]:
     """Remove the schedule with this name or id, with `now` also its unfinished runs; yield a line about each.
 
-    RetryableError where runs are unfinished: the schedule is disabled, to be removed once they have ended.
+    RetryableError if runs are unfinished: the schedule is disabled, and can be removed once they have ended.
     """
-    known = _named(kubeflow, name)
-    if not known:
+    existing = _named(kubeflow, name)
+    if not existing:
         names = ", ".join(str(each.display_name) for each in kubeflow.schedules()) or "none"
         raise PipelineError(f"{name}: no such schedule; there are {names}")
-    if len(known) > 1 and not all(digest for _, digest in map(_origin, known)):  # one was not created by us
-        ids = ", ".join(each.recurring_run_id for each in known)
+    if len(existing) > 1 and not all(map(_digest, existing)):  # somebody else has created one of them
+        ids = ", ".join(each.recurring_run_id for each in existing)
         raise PipelineError(f"{name}: several schedules have this name; give the id of one: {ids}")
-    unfinished = [run for each in known for run in _retire(kubeflow, each)]
+    unfinished = [run for each in existing for run in _retire(kubeflow, each)]
     if unfinished and not now:
         runs = ", ".join(f"{run.display_name} ({run.run_id})" for run in unfinished)
         raise RetryableError(
@@ -119,7 +115,7 @@ def remove(kubeflow: Kubeflow, name: str, *, now: bool = False) -> Iterator[str]
 
 
 def check_cron(text: str) -> None:
-    """Refuse an expression that never fires, or that Kubeflow reads differently from what its author means."""
+    """Raise PipelineError for an expression that never fires, or that Kubeflow may read in another way than meant."""
     from croniter import CroniterError
 
     parts = text.split()
@@ -140,10 +136,9 @@ def describe_cron(text: str) -> str:
     """Return when a schedule fires, such as `At 02:00, only on Monday (UTC)`."""
     from cron_descriptor import Options, get_description
 
-    # Kubeflow takes question marks for stars.
     options = Options()
     options.use_24hour_time_format = options.verbose = True
-    return f"{get_description(text.replace('?', '*'), options)} (UTC)"
+    return f"{get_description(text.replace('?', '*'), options)} (UTC)"  # in Kubeflow both mean the same
 
 
 def next_times(text: str, after: datetime, count: int = 5) -> list[str]:
@@ -155,20 +150,20 @@ def next_times(text: str, after: datetime, count: int = 5) -> list[str]:
 
 
 def _retire(kubeflow: Kubeflow, schedule: Any) -> list[Any]:
-    """Disable a schedule, so that it starts no run; delete it unless it has unfinished runs, which are returned."""
+    """Disable a schedule, and delete it if it has no unfinished runs; return these runs."""
     id_ = schedule.recurring_run_id
     if schedule.status == _ENABLED:
         kubeflow.client.disable_recurring_run(id_)
-    newer = takewhile(lambda run: run.created_at >= schedule.created_at, kubeflow.runs())
-    unfinished = [run.run_id for run in newer if run.recurring_run_id == id_ and run.state not in FINISHED]
-    left = [run for run in map(kubeflow.run, unfinished) if not is_lost(kubeflow, run)]
-    if not left:
+    newer_runs = takewhile(lambda run: run.created_at >= schedule.created_at, kubeflow.runs())
+    candidates = [run.run_id for run in newer_runs if run.recurring_run_id == id_ and run.state not in FINISHED]
+    unfinished = [run for run in map(kubeflow.run, candidates) if not is_lost(kubeflow, run)]
+    if not unfinished:
         kubeflow.client.delete_recurring_run(id_)
-    return left
+    return unfinished
 
 
 def _named(kubeflow: Kubeflow, name: str) -> list[Any]:
-    """Return the schedules with this name or id; of one name more than one where a change was interrupted."""
+    """Return the schedules with this name or id; several have one name if a change of it was interrupted."""
     return [each for each in kubeflow.schedules() if name in (each.display_name, each.recurring_run_id)]
 
 
@@ -190,25 +185,31 @@ def _times(schedule: Any) -> tuple[str, str, str]:
 
 
 def _is_outdated(kubeflow: Kubeflow, schedule: Any) -> bool:
-    return bool(kubeflow.version) and _origin(schedule)[0] != kubeflow.version
+    """Tell whether another release of Kubeflow than the present one has compiled a schedule."""
+    return bool(kubeflow.version) and _release(schedule) != kubeflow.version
 
 
 def _compiled_by(kubeflow: Kubeflow, schedule: Any) -> str:
-    release, digest = _origin(schedule)
-    if not digest:
+    if not _digest(schedule):
         return "Kubeflow's page"
-    release = release or "unknown"
+    release = _release(schedule) or "unknown"
     return f"{release}, now {kubeflow.version}: apply it again" if _is_outdated(kubeflow, schedule) else release
 
 
-def _description(about: str, times: str, release: str, digest: str) -> str:
-    """Return what Kubeflow has room for; only the beginning is shortened, since `_origin` reads the end."""
+def _description(about: str, cron: str, release: str, digest: str) -> str:
+    """Return the description of a schedule; `about` is shortened if Kubeflow has no room for all of it."""
     server = f" on Kubeflow Pipelines {release}" if release else ""
-    origin = f"{describe_cron(times)}; created by grpo-pipeline{server}, digest {digest}"
-    return f"{shorten(about, LONGEST_DESCRIPTION - len(origin) - 2, placeholder=' ...')}; {origin}"
+    ending = f"{describe_cron(cron)}; created by grpo-pipeline{server}, digest {digest}"
+    return f"{shorten(about, LONGEST_DESCRIPTION - len(ending) - 2, placeholder=' ...')}; {ending}"
 
 
-def _origin(schedule: Any) -> tuple[str, str]:
-    """Return the release that compiled a schedule, and the digest of what makes it another; empty if unknown."""
-    release, digest = match.groups() if (match := _CREATED_BY.search(schedule.description or "")) else ("", "")
-    return release or "", digest
+def _release(schedule: Any) -> str:
+    """Return the release of Kubeflow that compiled a schedule; empty if unknown."""
+    match = _CREATED_BY.search(schedule.description or "")
+    return (match[1] if match else None) or ""
+
+
+def _digest(schedule: Any) -> str:
+    """Return the digest of everything that `apply` has given a schedule; empty if another program created it."""
+    match = _CREATED_BY.search(schedule.description or "")
+    return match[2] if match else ""

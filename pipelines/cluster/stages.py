@@ -59,9 +59,9 @@ def found_nothing_new(run: Any) -> bool:
 
 def is_stopped(run: Any) -> bool:
     """Tell whether a run was stopped by a user, which Kubeflow may report as failed."""
-    history = [each.state for each in run.state_history or []]
-    since_start = takewhile(lambda state: state != "RUNNING", reversed(history))  # the latest, after retries
-    return run.state == "CANCELED" or (run.state == "FAILED" and "CANCELING" in since_start)
+    newest_first = [each.state for each in reversed(run.state_history or [])]
+    since_last_start = takewhile(lambda state: state != "RUNNING", newest_first)  # a retry starts a run again
+    return run.state == "CANCELED" or (run.state == "FAILED" and "CANCELING" in since_last_start)
 
 
 def parameter(run: Any, name: str) -> Any:
@@ -118,12 +118,13 @@ class _Graph:
         return paths
 
     def _stage(self, name: str, task: Mapping[str, Any], component: Mapping[str, Any], parents: list[str]) -> Stage:
+        """Return the stage of a task below the nodes `parents`."""
         detail, driver = self._details.get(name), self._details.get(f"{name}-driver")
         executors = self.below(self.below(parents, name), "executor")
         is_retried = "retryPolicy" in task
-        # A node with retries is no attempt itself: its attempts end in a number, as `(0)`. A skipped one has none.
-        has_retries = is_retried or self._is_numbered  # its own retries, or those that wrap every node of this run
-        attempts = [each for each in executors if each.endswith(")")] if has_retries else executors
+        attempts = executors
+        if is_retried or self._is_numbered:  # then attempts end in a number, such as `(0)`; a skipped node has none
+            attempts = [path for path in executors if path.endswith(")")]
         pods = self._pods(attempts, self._template(component, is_retried=is_retried))
         if driver is not None and driver.state == "FAILED":
             detail, pods = driver, self._pods(self.below(parents, f"{name}-driver"), DRIVER_TEMPLATE)
@@ -133,16 +134,16 @@ class _Graph:
         elif state == "SUCCEEDED" and executors and not attempts:
             state = CACHED
         started = ended = None
-        if detail and state != NOT_REACHED:  # else its times are those of the decision to skip it
+        if detail and state != NOT_REACHED:  # for such a stage, Kubeflow gives the time of the decision to skip it
             started, ended = _time(detail.start_time), _time(detail.end_time)
         title = task.get("taskInfo", {}).get("name", name).replace("-", "_")
         return Stage(name.replace("-", "_"), title, state, started, ended, pods, self._workflow)
 
     def _template(self, component: Mapping[str, Any], *, is_retried: bool) -> str:
         """Return the name that Kubeflow gives to the Argo template of a task's pods, which is part of their names."""
-        metadata = self._executors.get(component["executorLabel"], {}).get("podMetadata")
-        counts = (len((metadata or {}).get(kind, {})) for kind in ("annotations", "labels"))
-        prefix = "" if metadata is None else "metadata-{}-{}-".format(*counts)
+        metadata, prefix = self._executors.get(component["executorLabel"], {}).get("podMetadata"), ""
+        if metadata is not None:
+            prefix = f"metadata-{len(metadata.get('annotations', {}))}-{len(metadata.get('labels', {}))}-"
         return f"{prefix}{'retry-' if is_retried else ''}system-container-impl"
 
     def _pods(self, paths: Iterable[str], template: str) -> tuple[str, ...]:

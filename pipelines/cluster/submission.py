@@ -49,7 +49,6 @@ _IS_SUBSTRING = 9
 """Number of this filter operation in Kubeflow's API."""
 _DIGITS = 12  # of git revisions and digests
 _LONGEST_STEM = 40
-_ANY_COMMIT = "0" * 40
 _MAX_CHARACTERS = 10_000
 """Limit for all parameters of a run in Kubeflow's API server: https://github.com/kubeflow/pipelines/issues/12510"""
 _IN_A_REGISTRY = re.compile(r"[^/]*[.:][^/]*/")
@@ -131,7 +130,7 @@ def parameters(package: Package, params: Path | None, settings: Sequence[str], *
     for setting in settings:
         _set(package, form, setting)
     raise_all(passwords(form))
-    sections, errors = sections_of(form, DeploymentConfig(), commit=_ANY_COMMIT, secrets={})
+    sections, errors = sections_of(form, DeploymentConfig(), secrets={})
     raise_all(errors + wrong_sections(sections))
     raise_all([in_the_form(line) for line in contradictions(Params.model_validate(sections))])
     del form[PRESET]
@@ -164,11 +163,9 @@ def start(
     from kfp_server_api import V2beta1Run
 
     client, unset = kubeflow.client, ("pipeline_id", "version_id", "enable_caching", "cache_key", "pipeline_root")
-    with redirect_stdout(io.StringIO()):  # the client prints addresses
-        experiment_id = client.create_experiment(experiment, namespace=kubeflow.user_namespace).experiment_id
     job = client._create_job_config(params=values, pipeline_package_path=str(package.path), **dict.fromkeys(unset))
     run = V2beta1Run(
-        experiment_id=experiment_id,
+        experiment_id=kubeflow.experiment_id(experiment),
         display_name=name,
         description=about,
         pipeline_spec=job.pipeline_spec,

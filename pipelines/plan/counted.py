@@ -14,7 +14,7 @@ from components.shared.errors import PipelineError
 from components.shared.model_shape import ModelShape
 
 if TYPE_CHECKING:  # torch
-    from torch import nn
+    from transformers import PreTrainedModel
 
 _NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _NUM_ACTIVE_KEYS = ("num_experts_per_tok", "moe_k", "moe_topk", "num_experts_per_token")
@@ -54,7 +54,7 @@ class CountedShape(ModelShape):
 
 
 def counted_shape(file: Path) -> CountedShape:
-    """Return the shape of the model that a config.json describes; PipelineError where transformers cannot build it."""
+    """Return the shape of the model that a config.json describes; PipelineError if transformers cannot build it."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -64,56 +64,63 @@ def counted_shape(file: Path) -> CountedShape:
             model = AutoModelForCausalLM.from_config(config)
     except Exception as error:  # any model's code may fail, in any way
         raise PipelineError(f"{file}: cannot be planned: {type(error).__name__}: {error}"[:300]) from None
-    text = config.get_text_config()
-    layers = getattr(text, "num_hidden_layers", None)
-    if not isinstance(layers, int):
+    text_config = config.get_text_config()
+    num_layers = getattr(text_config, "num_hidden_layers", None)
+    if not isinstance(num_layers, int):
         raise PipelineError(f"{file}: cannot be planned: {config.model_type} does not say how many layers it has")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    vocabulary, hidden = embedding.weight.shape
-    outside_layers = {id(each.weight) for each in (embedding, head) if each is not None}
-    num_experts = _first_int(text, _NUM_EXPERTS_KEYS)  # 0 in a dense model of a family with experts
-    active_fraction = _first_int(text, _NUM_ACTIVE_KEYS) / num_experts if num_experts else 1.0
+    vocabulary_size, hidden_size = embedding.weight.shape
+    num_heads = getattr(text_config, "num_attention_heads", 1)
+    num_kv_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(text_config, "head_dim", None) or hidden_size // num_heads
+    layer_weights, active_weights = _layer_weights(model, text_config)
+    # The weights of the MLP in a Llama layer that has as many active weights as a layer of this model.
+    mlp_weights = active_weights / num_layers - 2 * hidden_size * head_size * (num_heads + num_kv_heads)
+    return CountedShape(
+        hidden_size=hidden_size,
+        # Such an MLP has three matrices. Layers without attention may have fewer weights than attention would.
+        intermediate_size=max(hidden_size, round(mlp_weights / (3 * hidden_size))),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        vocabulary_size=vocabulary_size,
+        tied=head is not None and head.weight is embedding.weight,
+        family=config.model_type,
+        sizes=tuple(each.numel() for each in model.parameters()),
+        matrices=_matrices(model, num_layers),
+        all_layer_weights=round(layer_weights),
+        active_layer_weights=round(active_weights),
+    )
+
+
+def _layer_weights(model: "PreTrainedModel", config: Any) -> tuple[float, float]:
+    """Return the elements of the matrices of all layers, and how many of them each token uses."""
+    ends = [module for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module is not None]
+    outside_layers = {id(module.weight) for module in ends}
+    num_experts = _first_int(config, _NUM_EXPERTS_KEYS)  # 0 in a dense model of a family with experts
+    active_fraction = _first_int(config, _NUM_ACTIVE_KEYS) / num_experts if num_experts else 1.0
     total = active = 0.0
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2 and id(parameter) not in outside_layers:
             total += parameter.numel()
             active += parameter.numel() * (active_fraction if _EXPERTS in name else 1.0)
-    heads = getattr(text, "num_attention_heads", 1)
-    head_size = getattr(text, "head_dim", None) or hidden // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    attention = 2 * hidden * head_size * (heads + kv_heads)
-    return CountedShape(
-        hidden_size=hidden,
-        # The width of a Llama layer with as many active weights: it has three matrices of this width. At least
-        # `hidden`: layers without attention may have fewer weights than attention would.
-        intermediate_size=max(hidden, round((active / layers - attention) / (3 * hidden))),
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_size=head_size,
-        vocabulary_size=vocabulary,
-        tied=head is not None and head.weight is embedding.weight,
-        family=config.model_type,
-        sizes=tuple(each.numel() for each in model.parameters()),
-        matrices=_matrices(model, layers),
-        all_layer_weights=round(total),
-        active_layer_weights=round(active),
-    )
+    return total, active
 
 
 def _first_int(config: Any, keys: Sequence[str]) -> int:
-    """Return the integer of the first of these keys that a config has; 1 if it has none of them."""
+    """Return the first integer under these keys of a config; 1 if there is none."""
     values = (getattr(config, key, None) for key in keys)
     return next((value for value in values if isinstance(value, int)), 1)
 
 
-def _matrices(model: "nn.Module", num_layers: int) -> dict[str, tuple[int, int]]:
+def _matrices(model: "PreTrainedModel", num_layers: int) -> dict[str, tuple[int, int]]:
     """Return inputs and outputs of the linear modules in the layers, by their last name, averaged over the layers."""
     from torch import nn
 
     inputs, outputs = Counter[str](), Counter[str]()
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():  # type: ignore[operator]
+        if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
             last_name = name.rpartition(".")[2]
             inputs[last_name] += module.in_features
             outputs[last_name] += module.out_features

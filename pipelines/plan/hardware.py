@@ -34,7 +34,7 @@ class Gpu:
         return 1024 if self.memory_gib > _LARGE_GIB and not self.name.startswith("a100") else 256
 
 
-_GPUS = [
+_KINDS = [
     Gpu("a100", 79, 312e12, 19.5e12, 2.039e12),
     Gpu("a100-40gb", 39, 312e12, 19.5e12, 1.555e12),
     Gpu("a800", 79, 312e12, 19.5e12, 2.039e12),
@@ -64,7 +64,7 @@ _GPUS = [
     Gpu("v100-16gb", 15.5, 0.0, 15.7e12, 0.9e12),
 ]
 """From the datasheets of NVIDIA and AMD: rates without sparsity, accumulating in float32."""
-GPUS = {gpu.name: gpu for gpu in _GPUS}
+GPUS = {kind.name: kind for kind in _KINDS}
 
 
 def gpu(name: str) -> Gpu:

@@ -37,19 +37,17 @@ STATES = ("weights", "gradients", "optimizer")
 def memory_of(run: Run) -> dict[str, float]:
     """Return the bytes of each part on a GPU that trains, and their sums at the peaks of the update and of sampling."""
     parts = {**_states(run), "activations": _activations(run), "buffers": _buffers(run), **_sampler(run)}
-    states, sampler_copy = sum(parts[name] for name in STATES), parts["sampler_weights"]
+    states = sum(parts[name] for name in STATES)
     # A reward model is trained like the policy, and keeps its states while the policy is trained.
     parts["reward_model"] = states if run.reward_model else 0.0
     resident = parts["reference"] + parts["reward_model"] + parts["engine"]
-    update = states + resident + parts["activations"] + parts["buffers"]
-    fixed = parts["weights"] + parts["optimizer"] + resident + sampler_copy
-    return {
-        **parts,
-        # vLLM sleeps while the policy is updated. While it samples there are no gradients; while ZeRO 3 gathers weights
-        # for it, no cache.
-        "update_peak": update + (0.0 if run.sampler == "vllm" else sampler_copy),
-        "sampling_peak": fixed + max(parts["kv_cache"] + parts["sampling"], parts["gathered"]),
-    }
+    update_peak = states + resident + parts["activations"] + parts["buffers"]
+    if run.sampler != "vllm":  # vLLM sleeps during the update, and releases its weights
+        update_peak += parts["sampler_weights"]
+    # While a run samples, it has no gradients. ZeRO 3 gathers weights for the sampler before there is a KV cache.
+    while_sampling = parts["weights"] + parts["optimizer"] + resident + parts["sampler_weights"]
+    sampling_peak = while_sampling + max(parts["kv_cache"] + parts["sampling"], parts["gathered"])
+    return {**parts, "update_peak": update_peak, "sampling_peak": sampling_peak}
 
 
 def peak(memory: dict[str, float]) -> float:
@@ -62,7 +60,7 @@ def _unsharded_bytes(run: Run) -> float:
 
 
 def _states(run: Run) -> dict[str, float]:
-    """Return the bytes of weights, gradients, the optimizer's two moments and master copy, and the reference."""
+    """Return the bytes of weights, gradients, optimizer (two moments and a master copy) and the reference."""
     unsharded, small_tensors = _unsharded_bytes(run), run.shape.num_below(_MIN_SHARDED_ELEMENTS) * run.element_bytes
     sharded = unsharded / run.num_trainers + small_tensors
     weights = unsharded
@@ -117,9 +115,10 @@ def _buffers(run: Run) -> float:
     """
     shape, size, num_tokens = run.shape, run.element_bytes, run.tokens_at_once
     chunk = min(num_tokens, max(_MIN_CHUNK_ROWS, _CHUNK_ELEMENTS // shape.vocabulary_size))
-    rows = num_tokens if run.padded else chunk  # tokens whose logits exist at once
+    tokens_with_logits = num_tokens if run.padded else chunk  # at once
     # The output layer: its gradient, logits and their gradient in fp32, and the gradient of the hidden states.
-    head = float(4 * shape.head_weights + 2 * 4 * rows * shape.vocabulary_size + num_tokens * shape.hidden_size * size)
+    logits = 2 * 4 * tokens_with_logits * shape.vocabulary_size
+    head = float(4 * shape.head_weights + logits + num_tokens * shape.hidden_size * size)
     # Another layer: gradients of the widest tensors of its MLP; with checkpointing also its recomputed activations.
     per_token = size * (3 * shape.intermediate_size + 2 * shape.hidden_size)
     if run.gradient_checkpointing:
@@ -138,24 +137,25 @@ def _sampler(run: Run) -> dict[str, float]:
     gathered = _unsharded_bytes(run) if run.zero_stage == 3 else 0.0
     if run.sampler == "vllm_server":  # it samples on separate GPUs
         return {"engine": 0.0, "sampler_weights": 0.0, "kv_cache": 0.0, "sampling": 0.0, "gathered": gathered}
-    groups_of_gpu = math.ceil(run.prompts / run.num_trainers)
-    completions = min(groups_of_gpu, max(1, run.max_batch_size // run.group_size)) * run.group_size  # sampled at once
+    num_groups = math.ceil(run.prompts / run.num_trainers)
+    groups_at_once = min(num_groups, max(1, run.max_batch_size // run.group_size))
+    completions = groups_at_once * run.group_size
     if run.sampler == "transformers":
         engine, weights = 0.0, gathered  # under ZeRO 3 it samples from an unsharded copy
-        capacity: float = _FIRST_CAPACITY
-        while capacity < run.completion_tokens:  # every completion may reach its limit
-            capacity *= 2
+        cached_per_completion: float = _FIRST_CAPACITY
+        while cached_per_completion < run.completion_tokens:  # every completion may reach its limit
+            cached_per_completion *= 2
     else:
         engine, weights = _CONTEXT_BYTES + (_GRAPH_BYTES if run.compiled else 0.0), _unsharded_bytes(run)
-        capacity = run.mean_completion_tokens  # if the cache is full, vLLM lets completions wait
+        cached_per_completion = run.mean_completion_tokens  # if the cache is full, vLLM lets completions wait
         completions = min(completions, run.max_batch_size)
     # The prompt of a group is cached once.
-    cached_tokens = completions // run.group_size * run.prompt_tokens + completions * capacity
-    # Logits in fp32, the same over the temperature, and their exponentials.
+    cached_tokens = completions // run.group_size * run.prompt_tokens + completions * cached_per_completion
+    # Logits in fp32, logits divided by the temperature, and their exponentials.
     sampling = 3.0 * 4 * completions * run.shape.vocabulary_size
     if run.sampler == "vllm":  # the activations of a prefill may take more
-        width = 3 * run.shape.intermediate_size + 4 * run.shape.hidden_size
-        sampling = max(sampling, float(_PREFILL_TOKENS * width * run.element_bytes))
+        elements_per_token = 3 * run.shape.intermediate_size + 4 * run.shape.hidden_size
+        sampling = max(sampling, float(_PREFILL_TOKENS * elements_per_token * run.element_bytes))
     return {
         "engine": engine,
         "sampler_weights": weights,
@@ -188,7 +188,7 @@ class _Change(NamedTuple):
 
 def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
     """Return the cheapest changes of `train_grpo` that make a run fit, otherwise enough GPUs; None if nothing helps."""
-    choices = product(*([None, *options] for options in _options(run)))  # for each key one change or none
+    choices = product(*([None, *alternatives] for alternatives in _alternatives(run)))
     combinations = [[change for change in choice if change] for choice in choices]
     for changes in sorted(combinations, key=lambda changes: (sum(each.cost for each in changes), len(changes))):
         changed = replace(run, **{name: value for each in changes for name, value in each.values.items()})
@@ -202,8 +202,8 @@ def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
     return None
 
 
-def _options(run: Run) -> list[list[_Change]]:
-    """Return lists of changes, with costs, that exclude one another, such as the values of one key."""
+def _alternatives(run: Run) -> list[list[_Change]]:
+    """Return lists of changes that exclude one another, such as other values of one key."""
     token_limits = _halvings(run.micro_batch_tokens, run.longest)
     batch_sizes = _halvings(run.max_batch_size, run.group_size)
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(batch_sizes)]

@@ -79,21 +79,24 @@ def _memory(run: Run, gpu: Gpu) -> str:
     stages = [f"ZeRO {stage}*" if stage == run.zero_stage else f"ZeRO {stage}" for stage in by_stage]
     rows = [["Memory of a GPU, GiB", *stages]]
     for name in by_stage[0]:
-        # Gathered weights are left out: they exist only for a moment, and the peak of sampling includes them.
+        # Gathered weights exist only for a moment, and the peak of sampling includes them.
         if name != "gathered" and any(memory[name] for memory in by_stage.values()):
             rows.append([_LABELS.get(name, name), *(_gib(memory[name]) for memory in by_stage.values())])
-    fit = ["yes" if peak(memory) <= gpu.usable_bytes else "no" for memory in by_stage.values()]
+    precision, lowest_stage = ("bf16", 2) if run.element_bytes == 2 else ("fp32", 0)
+    can_train = [
+        "yes" if stage >= lowest_stage and peak(memory) <= gpu.usable_bytes else "no"
+        for stage, memory in by_stage.items()
+    ]
+    rows.append([f"can train in {precision}", *can_train])
     usable = _gib(gpu.usable_bytes)
     notes = f"* as in the params file. The driver and fragmentation leave {usable} GiB of the GPU's memory."
-    if run.element_bytes == 2:
-        fit[:2] = ["no"] * 2  # only ZeRO 2 and 3 sum the gradients of bf16 in fp32
+    if lowest_stage:
         notes += "\nZeRO 0 and 1 do not train in bf16: they would sum the gradients in bf16."
-    rows.append([f"can train in {'bf16' if run.element_bytes == 2 else 'fp32'}", *fit])
     return f"{aligned(rows, left=1)}\n{notes}"
 
 
 def _verdict(run: Run, gpu: Gpu) -> str:
-    """Return whether a run fits, and otherwise what makes it fit."""
+    """Return a line that says whether a run fits, and otherwise a line with the changes that make it fit."""
     needed, usable = _gib(peak(memory_of(run))), _gib(gpu.usable_bytes)
     if fits(run, gpu):
         return f"Fits: {needed} of {usable} usable GiB."

@@ -85,8 +85,8 @@ class Run:
         """Tokens of the largest micro-batch of a GPU; a sequence above the limit is a micro-batch by itself."""
         groups = math.ceil(self.prompts / (self.minibatches * self.num_trainers))
         num_prompt_copies = self.group_size if self.padded else 1
-        minibatch = groups * (num_prompt_copies * self.prompt_tokens + self.group_size * self.completion_tokens)
-        return max(self.longest, min(self.micro_batch_tokens, minibatch))
+        tokens_per_group = num_prompt_copies * self.prompt_tokens + self.group_size * self.completion_tokens
+        return max(self.longest, min(self.micro_batch_tokens, groups * tokens_per_group))
 
     @property
     def num_trained(self) -> int:
@@ -94,7 +94,7 @@ class Run:
         if not self.lora_rank:
             return self.shape.num_parameters
         matrices = self.shape.projections
-        targets = tuple(matrices) if ALL_LINEAR in self.lora_targets else self.lora_targets
+        targets = matrices if ALL_LINEAR in self.lora_targets else self.lora_targets
         inputs_and_outputs = sum(sum(matrices[name]) for name in targets if name in matrices)
         return self.shape.num_layers * self.lora_rank * inputs_and_outputs
 
@@ -109,10 +109,10 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
     if mean_completion_tokens is not None and not 0 < mean_completion_tokens <= limit:
         accepted = f"from 1 to sampling.max_new_tokens, {limit}, is accepted"
         raise PipelineError(f"--completion-tokens {mean_completion_tokens:g}: {accepted}")
-    devices = []
-    if sampler.servers:  # lists of GPUs such as "4,5"; a server whose GPUs are not named takes one
+    gpus_of_servers: list[int] = []
+    if sampler.servers:  # `devices` has a text such as "4,5" for each server; without it, each takes one GPU
         devices = sampler.servers.devices or ["0"] * sampler.servers.num_servers
-    gpus_of_servers = [len(each.split(",")) for each in devices]
+        gpus_of_servers = [len(each.split(",")) for each in devices]
     num_server_gpus = sum(gpus_of_servers)
     if num_server_gpus >= num_gpus:
         problem = f"sampler.servers takes {num_server_gpus} of them and leaves none to train on"
@@ -154,7 +154,7 @@ def run_of(params: Params, num_gpus: int, mean_completion_tokens: float | None, 
 
 
 def _shape(model: ModelConfig) -> ModelShape:
-    """Return the shape of a base model; its tensors are counted if its family has no formula."""
+    """Return the shape of a base model, counted from its tensors if it is in a local folder and of another family."""
     file = None if model.scratch else config_file(local_model(model.base))
     if file and file.is_file() and jsonl.read_json(file).get("model_type") not in FAMILIES:
         return counted_shape(file)

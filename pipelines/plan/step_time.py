@@ -36,15 +36,14 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
     """Return the predicted time of a step on the GPU with the most completions, for which the others wait."""
     completions = run.minibatches * _busiest(run, run.num_trainers, run.prompts // run.minibatches)
     forward = forward_flops(run, completions)
-    # The reference scores all completions, and the old policy those of the minibatches after the first.
+    # All times below are in forward passes over all completions. Besides the reference, the old policy scores the
+    # completions of each minibatch but the first, for which it still is the policy.
     scoring_passes = (0.0 if run.reference == "none" else 1.0) + (run.minibatches - 1) / run.minibatches
-    # A backward pass costs two forward passes, or one if the weights are frozen. It recomputes the logits, or with
-    # checkpointing everything.
-    backward = 1.0 if run.lora_rank else 2.0
-    recomputed = 1.0
+    backward = 1.0 if run.lora_rank else 2.0  # frozen weights need no gradients
+    recomputed = 1.0  # gradient checkpointing recomputes everything; otherwise only the logits are recomputed
     if not run.gradient_checkpointing:
         recomputed = run.shape.head_weights / (run.shape.active_weights + run.shape.head_weights)
-    update_passes = run.updates * (1.0 + backward + recomputed)  # each over all completions
+    update_passes = run.updates * (1.0 + backward + recomputed)
     rate = gpu.bf16_rate if run.element_bytes == 2 else gpu.fp32_rate
     seconds = {
         SAMPLING: _sampling_s(run, gpu, rate),
@@ -55,44 +54,51 @@ def step_time(run: Run, gpu: Gpu) -> StepTime:
 
 
 def _busiest(run: Run, num_parts: float, prompts: int) -> float:
-    """Return the completions of the busiest of `num_parts` devices; a group that shares its prompt stays together."""
+    """Return the most completions that one of `num_parts` devices has; a group with a shared prompt stays together."""
     if run.shared_prompts:
         return math.ceil(prompts / num_parts) * run.group_size
     return math.ceil(prompts * run.group_size / num_parts)
 
 
 def _sampling_s(run: Run, gpu: Gpu, rate: float) -> float:
-    """Return the seconds of sampling: a decoding step reads all weights, and a token the cache of its sequence."""
-    shape, completions_per_copy = run.shape, run.group_size if run.shared_prompts else 1
-    completions = _busiest(run, (run.num_server_gpus or run.num_gpus) / run.tensor_parallel, run.prompts)
-    tokens, weights = completions * run.mean_completion_tokens, shape.layer_weights + shape.head_weights
-    # On average half of a completion is cached, whose length is halfway from mean to limit: long ones have more tokens.
-    cached = run.mean_prompt_tokens / completions_per_copy + (run.mean_completion_tokens + run.completion_tokens) / 4
-    num_bytes = _decoding_steps(run, completions) * weights * run.element_bytes
-    num_bytes += tokens * cached * shape.kv_bytes_per_token(run.element_bytes)
-    prompt_tokens = completions / completions_per_copy * run.mean_prompt_tokens
+    """Return the seconds of sampling on the GPUs of the busiest sampler, at `rate` operations per second."""
+    shape, num_samplers = run.shape, (run.num_server_gpus or run.num_gpus) / run.tensor_parallel
+    completions = _busiest(run, num_samplers, run.prompts)
+    completions_per_prompt = run.group_size if run.shared_prompts else 1
+    tokens = completions * run.mean_completion_tokens
+    prompt_tokens = completions / completions_per_prompt * run.mean_prompt_tokens
     operations = 2.0 * (shape.active_weights * (tokens + prompt_tokens) + shape.head_weights * tokens)
+    # A decoding step reads all weights.
+    weights = shape.layer_weights + shape.head_weights
+    num_bytes = _decoding_steps(run, completions) * weights * run.element_bytes
+    # A token reads its share of the cached prompt, and the half of its completion that is cached on average. The length
+    # of this completion is halfway from mean to limit, because long completions have more tokens.
+    completion_tokens = (run.mean_completion_tokens + run.completion_tokens) / 4
+    cached_tokens = run.mean_prompt_tokens / completions_per_prompt + completion_tokens
+    num_bytes += tokens * cached_tokens * shape.kv_bytes_per_token(run.element_bytes)
     return (operations / rate + num_bytes / gpu.memory_rate) / run.tensor_parallel
 
 
 def _decoding_steps(run: Run, completions: float) -> float:
-    """Return the decoding steps that sample as many completions: transformers samples batch by batch, vLLM refills."""
-    if run.sampler == "transformers":
-        groups_at_once = max(1, run.max_batch_size // run.group_size)
-        return math.ceil(completions / run.group_size / groups_at_once) * run.completion_tokens
-    at_once: float = run.max_batch_size
-    if run.cache_bytes:
+    """Return the number of decoding steps, each of which samples a token for every completion of the batch."""
+    if run.sampler == "transformers":  # one batch after another, each until its longest completion ends
+        groups_per_batch = max(1, run.max_batch_size // run.group_size)
+        return math.ceil(completions / run.group_size / groups_per_batch) * run.completion_tokens
+    batch_size: float = run.max_batch_size
+    if run.cache_bytes:  # vLLM samples as many completions at once as fit into its cache
         cache_tokens = run.cache_bytes / run.shape.kv_bytes_per_token(run.element_bytes)
-        at_once = max(1.0, cache_tokens / (run.mean_prompt_tokens / run.group_size + run.mean_completion_tokens))
-    if completions <= at_once:
+        tokens_per_completion = run.mean_prompt_tokens / run.group_size + run.mean_completion_tokens
+        batch_size = max(1.0, cache_tokens / tokens_per_completion)
+    if completions <= batch_size:
         return run.completion_tokens
-    # The batch stays full until the last completions, of which one reaches the limit.
-    return completions * run.mean_completion_tokens / at_once + run.completion_tokens - run.mean_completion_tokens
+    # vLLM keeps the batch full until the last completions, one of which reaches the limit.
+    steps_of_full_batch = completions * run.mean_completion_tokens / batch_size
+    return steps_of_full_batch + run.completion_tokens - run.mean_completion_tokens
 
 
 def forward_flops(run: Run, completions: float) -> float:
     """Return the operations of a forward pass over completions and their prompts, as in components/policy/flops.py."""
-    # A prompt counts once per group, and the output layer for completion tokens only.
+    # The output layer counts for completion tokens only, and a shared prompt once per group.
     shape, prompt_length = run.shape, run.mean_prompt_tokens
     completion_length = run.completion_tokens if run.padded else run.mean_completion_tokens
     prompts = completions / run.group_size if run.shared_prompts else completions

@@ -4,13 +4,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from components.preflight.config import STAGES, Params
+from components.report.formatting import duration
 from components.shared.config import Config
 from components.shared.lineage import Fingerprint, differences, fingerprint
 from components.shared.results import Record, Result, damage, external_change, read_record
 from components.shared.stage import WORK, Stage
 from components.shared.work import is_in_use, last_step, work_folder
 from pipelines.run.history import Run
-from pipelines.run.screen import duration
 from pipelines.run.stages import load_stage
 
 
@@ -47,8 +47,8 @@ def records(stage: str) -> list[tuple[Fingerprint, list[Result]]]:
 def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -> list[Expectation]:
     """Return what a run will do with each stage, if it computes all stages from `fresh_from` on.
 
-    Outputs may be reused from any run. Reasons and durations come from the runs `like` it, of the same params file, the
-    latest first: how it differs from other runs would say little.
+    Outputs may be reused from any run. Reasons and durations come only from the runs in `like`, the latest first, which
+    have the same params file.
     """
     comparable = {run.name for run in like} | {stage.reused_from for run in like for stage in run.stages.values()}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
@@ -69,17 +69,15 @@ def _expected(
     """Return the expectation of one stage; if it reuses a result, add this to `reused`, the results by stage."""
     sources = {name: source.split("/") for name, source in stage.inputs.items()}  # its stage, and the output there
     inputs = {name: reused[maker].digests[output] for name, (maker, output) in sources.items() if maker in reused}
-    computed = dict.fromkeys(maker for maker, _ in sources.values() if maker not in reused)
+    computed_before = dict.fromkeys(maker for maker, _ in sources.values() if maker not in reused)
     work = fingerprint(stage.name, config, inputs, stage.sources(config))
     reason = ""
     if stage.never_reused or is_fresh:
         reason = stage.never_reused or "requested"
-    elif computed:
-        reason = _difference(stage, work, comparable) or f"after {', '.join(computed)}"
+    elif computed_before:
+        reason = _difference(stage, work, comparable) or f"after {', '.join(computed_before)}"
     else:
         for result in Record(WORK, stage.name, work).results():
-            if result.outputs.keys() != {*stage.outputs}:
-                continue
             defect = external_change(result) or damage(result)
             if not defect:
                 reused[stage.name] = result
@@ -87,16 +85,16 @@ def _expected(
             reason = reason or defect
         reason = reason or _difference(stage, work, comparable)
     folder = work_folder(WORK, stage.name, work)
-    can_resume = not computed and folder.is_dir() and not is_in_use(folder)
+    can_resume = not computed_before and folder.is_dir() and not is_in_use(folder)
     return Expectation(stage.name, None, reason, step=last_step(folder) if can_resume else None)
 
 
 def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:
-    """Return how work differs from the latest of a comparable run, or ""; inputs yet to be computed count as equal."""
+    """Return how work differs from the latest work of a comparable run; empty if it does not."""
     for before, results in records(stage.name):
         run = next((result.run for result in results if result.run in comparable), None)
         if run:
-            inputs = {**before["inputs"], **work["inputs"]}
+            inputs = {**before["inputs"], **work["inputs"]}  # inputs that are not computed yet count as equal
             difference = differences(stage.name, before, {**work, "inputs": inputs})
-            return difference and f"{difference} since {run}"
+            return f"{difference} since {run}" if difference else ""
     return "no earlier run of this params file has finished it"

@@ -177,7 +177,7 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Run:
     run_name = Path(name).resolve().name if Path(name).is_symlink() else Path(name).name
     if name == "latest":
         run_name = names[0]
-    matching = [each for each in names if run_name and run_name in each]
+    matching = [each for each in names if run_name in each] if run_name else []
     if run_name in names:
         matching = [run_name]
     if len(matching) == 1:

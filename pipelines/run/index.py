@@ -50,14 +50,14 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
     report, steps = run.folder / PAGE, steps_of(run)
     every_curve = {name: curve_of(steps, name) for name in _CURVES}
     curves = {name: curve for name, curve in every_curve.items() if curve}
-    ends = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
+    summary = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
     error = run.unfinished.error if run.unfinished else None
     return {
         "run": run,
         "status": f"{run.state}: {error['error']}" if error else run.state,
         "page": report.relative_to(outputs).as_posix() if report.is_file() else None,
         "files": {name: f"runs/{run.name}/{name}" for name in (PARAMS, LOG) if (run.folder / name).is_file()},
-        "curves": svg_plot(curves, ends) if curves else None,
+        "curves": svg_plot(curves, summary) if curves else None,
     }
 
 
@@ -69,7 +69,7 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         registered_by = {(run.version.get("tag"), run.version.get("registry")): run.name for run in runs}
         versions = registry.versions()[::-1]
         for version, contents in zip(versions, registry.read_each(versions, "verdict.json", VERSION_FILE), strict=True):
-            verdict, registration = map(_parsed, contents)
+            verdict, registration = map(_parse, contents)
             yield {
                 "tag": version.tag,
                 "at": version.at,
@@ -80,7 +80,7 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _parsed(content: bytes | None) -> dict[str, Any]:
+def _parse(content: bytes | None) -> dict[str, Any]:
     """Return the JSON object in a file of a registry; empty if the file is missing or damaged."""
     try:
         values = json.loads(content or "{}")

@@ -8,8 +8,9 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
+from components.report.formatting import duration
 from components.shared.live import LIVE
-from pipelines.run.screen import INDENT, Screen, Style, duration
+from pipelines.run.screen import INDENT, Screen, Style
 from pipelines.run.watch import TRAININGS, Training, view
 
 _DRAW_INTERVAL_S = 0.5  # shortest time between two updates of the changing lines
@@ -85,5 +86,6 @@ class Tracker:
         self._announce()
 
     def _announce(self) -> None:
+        """Show the header of the running stage."""
         if self.running:
             self._screen.header(self.num_finished + 1, len(self.stages), self.running)

@@ -9,13 +9,13 @@ import sys
 import webbrowser
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 from rich.filesize import decimal
 
+from components.report.formatting import duration
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.execution import ABSENT
@@ -25,7 +25,7 @@ from components.shared.progress import brief
 from components.shared.stage import WORK
 from components.shared.work import fingerprint_in, last_step, reserved
 from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
-from pipelines.run.screen import Screen, duration
+from pipelines.run.screen import Screen
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
 from pipelines.tables import aligned, change_lines, print_json, print_labelled, setting_changes
@@ -35,8 +35,8 @@ def list_runs(text: str, *, as_json: bool) -> None:
     """List the runs with `text` in their name, state, params file, verdict, version, note or tags, the newest first."""
     summaries = []
     for summary in map(_summary, every_run()):
-        words = [*(summary[key] for key in ("name", "state", "params", "gate", "version")), _note(summary)]
-        if text in " ".join(map(str, words)):
+        searched = [*(summary[key] for key in ("name", "state", "params", "gate", "version")), _note(summary)]
+        if text in " ".join(map(str, searched)):
             summaries.append(summary)
     if as_json:
         print_json(summaries)
@@ -114,11 +114,11 @@ def compare(names: Sequence[str], *, curve: str, as_json: bool) -> None:
 def _plot(steps_by_run: Mapping[str, Sequence[Mapping[str, Any]]], curve: str) -> None:
     """Plot one figure of the steps of runs; PipelineError if there are steps, and none has the figure."""
     screen = Screen(sys.stdout, sys.stderr)
-    curves = {name: curve_of(steps, curve) for name, steps in steps_by_run.items()}
-    lines = text_plot(curves, screen.size[0], percent if curve == "accuracy" else brief)
     figures = sorted({column for steps in steps_by_run.values() for row in steps for column in row})
     if figures and curve not in figures:
         raise PipelineError(f"--curve {curve}: no step has this figure; there are {', '.join(figures)}")
+    curves = {name: curve_of(steps, curve) for name, steps in steps_by_run.items()}
+    lines = text_plot(curves, screen.size[0], percent if curve == "accuracy" else brief)
     if lines:
         sampled = " of sampled completions" if curve == "accuracy" else ""
         screen.show(f"{curve}{sampled}, by step of train_grpo")
@@ -153,14 +153,14 @@ def remove(names: Sequence[str], *, yes: bool) -> int:
         print("nothing was removed")
         return 1
     for run in runs.values():
-        remove_run(run)
+        remove_run(run.folder)
     return 0
 
 
-def remove_run(run: Run) -> None:
+def remove_run(folder: Path) -> None:
     """Remove a run that is not running; if outputs/latest pointed to it, point it to the newest run with a report."""
-    durable.discard(run.folder)
-    outputs = run.folder.parents[1]
+    durable.discard(folder)
+    outputs = folder.parents[1]
     latest = outputs / "latest"
     if latest.is_symlink() and not latest.exists():
         with_report = [each.folder for each in every_run(outputs) if each.figures]
@@ -174,8 +174,8 @@ class Garbage(NamedTuple):
 
     path: Path
     reason: str
-    run: Run | None = None
-    """The run, if `path` is the whole folder of a run."""
+    kind: Literal["run", "artifacts", "work"]
+    """A whole run, the artifacts of a run, or unfinished work."""
 
 
 def collect(keep: int | None, *, dry_run: bool) -> None:
@@ -192,11 +192,14 @@ def collect(keep: int | None, *, dry_run: bool) -> None:
 
 
 def garbage(runs: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
-    """Yield what can be removed; `runs` are all runs, the newest first. Without `keep`, no whole run is removed."""
+    """Yield what can be removed: old runs if `keep` is given, artifacts of failed runs, and work that cannot resume.
+
+    `runs` are all runs, the newest first.
+    """
     num_kept = len(runs) if keep is None else keep
     for run in runs[num_kept:]:
         if not run.is_running:
-            yield Garbage(run.folder, f"older than the newest {keep}", run)
+            yield Garbage(run.folder, f"older than the newest {keep}", "run")
     finished = [run.started for run in runs if run.state == "finished"]
     for run in runs[1:num_kept]:  # the run started last always stays
         has_failed = run.state != "finished" and not run.is_running
@@ -204,36 +207,33 @@ def garbage(runs: Sequence[Run], *, keep: int | None) -> Iterator[Garbage]:
         training = run.stages.get("train_grpo")
         has_policy = training is not None and training.finished is not None  # which may exist only here
         if has_failed and is_superseded and not has_policy and (run.folder / ARTIFACTS).is_dir():
-            yield Garbage(run.folder / ARTIFACTS, f"the run {run.state}, and a later one has finished")
-    yield from _abandoned()
-
-
-def _abandoned() -> Iterator[Garbage]:
-    """Yield folders of unfinished work without a checkpoint, or of other code than this checkout has."""
+            yield Garbage(run.folder / ARTIFACTS, f"the run {run.state}, and a later one has finished", "artifacts")
     for folder in sorted(WORK.glob("*/[!.]*/")):
         step, fingerprint = last_step(folder), fingerprint_in(folder)
         if step is None:
-            yield Garbage(folder, "has no checkpoint")
+            yield Garbage(folder, "has no checkpoint", "work")
         elif fingerprint is None or fingerprint.get("files") != lineage.stage_files(folder.parent.name):
-            yield Garbage(folder, f"step {step} of other code, which cannot be resumed")
+            yield Garbage(folder, f"step {step} of other code, which cannot be resumed", "work")
 
 
 def _remove(item: Garbage) -> bool:
-    """Remove garbage and return True; return False if a process has locked the work meanwhile."""
-    if item.run:
-        remove_run(item.run)
-        return True
-    # Only folders of unfinished work have locks.
-    with reserved(item.path) if item.path.name != ARTIFACTS else nullcontext(True) as is_free:
-        if is_free:
-            durable.discard(item.path)
-        return is_free
+    """Remove garbage and return True; return False for work that a process uses."""
+    if item.kind == "work":
+        with reserved(item.path) as is_free:
+            if is_free:
+                durable.discard(item.path)
+            return is_free
+    if item.kind == "run":
+        remove_run(item.path)
+    else:
+        durable.discard(item.path)
+    return True
 
 
 def disk(folder: Path) -> tuple[int, int]:
     """Return the bytes of all files in a folder, and those that its removal frees: other runs may have hard links."""
     num_links_here: Counter[tuple[int, int]] = Counter()
-    files: dict[tuple[int, int], os.stat_result] = {}
+    files: dict[tuple[int, int], os.stat_result] = {}  # by device and inode: a file may have several links here
     for _, status in durable.walk(folder):
         if stat.S_ISREG(status.st_mode):
             num_links_here[status.st_dev, status.st_ino] += 1
@@ -305,8 +305,8 @@ def _accuracies(run: Run) -> Iterator[str]:
 
 
 def _side_by_side(columns: Sequence[Mapping[str, float]], to_text: Callable[[float], str]) -> Iterator[str]:
-    """Yield a line for each name in any column with its values, except for accuracies by model alone."""
+    """Yield a line for each name in any column, with its value in every column."""
     for name in dict.fromkeys(name for column in columns for name in column):
-        if name not in MODELS:
+        if name not in MODELS:  # these accuracies are also there by source, such as `grpo.gsm8k`
             values = (to_text(column[name]) if name in column else ABSENT for column in columns)
             yield f"{name}: {' -> '.join(values)}"

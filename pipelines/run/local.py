@@ -26,6 +26,7 @@ from components.preflight.config import (
     stage_sections,
 )
 from components.report import formatting
+from components.report.report import STAGE as REPORT
 from components.report.report import RunFacts, render_report
 from components.shared import durable, jsonl, lineage
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
@@ -41,7 +42,7 @@ from pipelines.run.expected import Expectation, expectations, records
 from pipelines.run.history import About, Run, every_run, read_run, resolve
 from pipelines.run.journal import Tracker
 from pipelines.run.process import process
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style
 from pipelines.run.settings import heading, load
 from pipelines.run.stages import header
 from pipelines.run.watch import TRAININGS
@@ -109,8 +110,8 @@ def run(
 
 def _check(path: Path, params: Params, patch: str) -> list[str]:
     """Return warnings about a run; PipelineError with all problems that prevent it. `patch`: uncommitted changes."""
-    data = None if params.prepare_data.repository else Path()
-    problems = missing_here(params) + contradictions(params, data)
+    data_folder = None if params.prepare_data.repository else Path()
+    problems = missing_here(params) + contradictions(params, data_folder)
     if any(map(is_about_limits, problems)):
         problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
@@ -121,11 +122,12 @@ def _check(path: Path, params: Params, patch: str) -> list[str]:
     raise_all(problems)
     advice = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
     raise_all([f"{place}: {advice}" for place in find_secrets(patch)])
-    return [line for line in (*advisories(params, data), slow_here(params), full_disk, unused_gpu()) if line]
+    warnings = (*advisories(params, data_folder), slow_here(params), full_disk, unused_gpu())
+    return [warning for warning in warnings if warning]
 
 
 def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
-    """Run all stages in the folder of a new run, and return the exit code."""
+    """Run all stages in the folder of a new run, show the result, and return the exit code."""
     started = time.monotonic()
     # A stopped training writes a checkpoint.
     grace_s = _MARGIN_S + max(params.train_sft.checkpoint.grace_s, params.train_grpo.checkpoint.grace_s)
@@ -141,7 +143,7 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
     if not folder.is_dir():
         raise PipelineError(f"{folder}: was removed during the run")
     run = resolve(folder.name)
-    exit_code = _exit_code(tracker, run, screen)
+    exit_code = _show_failure(tracker, run, screen)
     if "report" in run.stages and run.stages["report"].finished is not None:
         _write_summary(run, exit_code)
         _make_latest(folder)
@@ -152,13 +154,15 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
         index.write(history.OUTPUTS, params.register.registry)
     num_reused = sum(stage.reused_from is not None for stage in run.stages.values())
     reused = f" ({num_reused} unchanged)" if num_reused else ""
-    done = f"{tracker.num_finished} of {len(STAGES)} stages{reused} in {duration(time.monotonic() - started)}"
+    done = (
+        f"{tracker.num_finished} of {len(STAGES)} stages{reused} in {formatting.duration(time.monotonic() - started)}"
+    )
     screen.show(f"{done}; log: {folder / history.LOG}", Style.DIM)
     return exit_code
 
 
 def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bool) -> None:
-    """Show the expectation of every stage and the time of all, or only of the first stage that is computed."""
+    """With `every`, show the expectation of each stage and the total time, else only the first stage to compute."""
     computed = [each for each in expected if not each.reused_from]
     for each in expected if every else computed[:1]:
         screen.show(f"[{expected.index(each) + 1}/{len(expected)}] {each.stage:<14}{each}")
@@ -166,7 +170,7 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
         seconds = [each.seconds for each in computed if each.seconds is not None]
         estimate = "no time estimate: no earlier run is comparable"
         if len(seconds) == len(computed):
-            estimate = f"about {duration(sum(seconds))}"
+            estimate = f"about {formatting.duration(sum(seconds))}"
         screen.show(f"{len(computed)} of {len(expected)} stages would run ({estimate}); nothing was run", Style.DIM)
 
 
@@ -175,8 +179,7 @@ def _end_of(folder: Path, params: Params) -> str:
     run = read_run(folder)
     assert run is not None, "the folder is named like a run"
     end = f"stopped after {[*run.stages][-1]}" if run.stages else "stopped"
-    stage = run.unfinished
-    if stage:
+    if stage := run.unfinished:
         end = f"{stage.end} at {stage.name}"
         step = last_step(stage.work) if stage.work else None
         if step is not None:
@@ -220,18 +223,19 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fre
             raise
 
 
-def _exit_code(tracker: Tracker, run: Run, screen: Screen) -> int:
-    """Return the exit code of a run that has ended, and show where to find the cause of a failure."""
+def _show_failure(tracker: Tracker, run: Run, screen: Screen) -> int:
+    """Show where to find the cause if a stage has failed, and return the exit code of the run."""
     stage = tracker.running
     if stage is None:
         return 0
     if tracker.exit_code is not None:  # the stage has reported its error
-        for page in filter(Path.is_file, (output / history.PAGE for output in run.stages[stage].outputs.values())):
-            screen.detail(f"see {os.path.relpath(page)}")
+        for output in run.stages[stage].outputs.values():
+            if (page := output / history.PAGE).is_file():
+                screen.detail(f"see {os.path.relpath(page)}")
         return tracker.exit_code
     log = run.folder / history.LOG
-    _, _, output = durable.tail(log, max_bytes=_LOG_BYTES).rpartition(f"{header(stage)}\n")
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    _, _, stage_log = durable.tail(log, max_bytes=_LOG_BYTES).rpartition(f"{header(stage)}\n")
+    lines = [line.rstrip() for line in stage_log.splitlines() if line.strip()]
     screen.error(f"{stage} stopped unexpectedly; the last lines of {log}:", *lines[-_LOG_LINES:])
     return 1
 
@@ -248,24 +252,20 @@ def _write_summary(run: Run, exit_code: int) -> None:
     """Write report.html and summary.json of a run: those of its report stage, with version, times and digests added."""
     folder = run.folder
     params = load_params(folder / history.PARAMS)
-    outputs = {name: stage.outputs for name, stage in run.stages.items()}
-    inputs = {
-        "evaluation": outputs["evaluate"]["evaluation"],
-        **{f"{model}_training": outputs[f"train_{model}"]["training"] for model in ("sft", "grpo")},
-        "validation": outputs["validate_data"]["validation"],
-    }
+    artifacts = folder / history.ARTIFACTS
     reused = {name: stage.reused_from for name, stage in run.stages.items() if stage.reused_from}
     computed = [stage for stage in run.stages.values() if not stage.reused_from]
     seconds = {stage.name: stage.seconds for stage in computed if stage.seconds is not None}
-    version = jsonl.read_json(outputs["register"]["registration"] / "version.json") if exit_code == 0 else None
-    timings = outputs["train_grpo"]["timings"]
-    made_by = lineage.read(outputs["report"]["report"])
-    command = _repeating(folder, made_by.revision() if made_by else None, version)
-    facts = RunFacts(version, seconds, timings, made_by, command, _FILES)
-    figures = jsonl.read_json(outputs["report"]["report"] / "summary.json")
+    version = jsonl.read_json(artifacts / "register/registration/version.json") if exit_code == 0 else None
+    made_by = lineage.read(artifacts / "report/report")
+    assert made_by is not None  # the run has made it
+    command = _repeating_command(folder, made_by.revision(), version)
+    facts = RunFacts(version, seconds, artifacts / "train_grpo/timings", made_by, command, _FILES)
+    figures = jsonl.read_json(artifacts / "report/report/summary.json")
+    inputs = {name: artifacts / source for name, source in REPORT.inputs.items()}
     page = render_report(params.report, inputs, verdict=figures["verdict"], run=facts)
     (folder / history.PAGE).write_text(page, encoding="utf-8")
-    problems = outputs["prepare_data"]["problems"]
+    problems = artifacts / "prepare_data/problems"
     digests = {
         **figures["digests"],
         "params_file": lineage.value_digest(stage_sections(params)),
@@ -275,7 +275,7 @@ def _write_summary(run: Run, exit_code: int) -> None:
     jsonl.write_json(folder / history.FIGURES, {**figures, **added})
 
 
-def _repeating(folder: Path, revision: Revision | None, version: Mapping[str, Any] | None) -> str:
+def _repeating_command(folder: Path, revision: Revision | None, version: Mapping[str, Any] | None) -> str:
     """Return the shell command that repeats a run: from its version if it has one, otherwise from its commit."""
     if version:
         return f".venv/bin/grpo-pipeline reproduce {version['tag']}"

@@ -92,11 +92,3 @@ class Screen:
         if self.live and self._view is None:
             console.file.write("\r\x1b[K")  # erases the ^C that a terminal shows for Ctrl-C
         console.print(line, style=style or None)
-
-
-def duration(seconds: float) -> str:
-    """Return a time in the units that suit it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

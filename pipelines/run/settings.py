@@ -21,8 +21,10 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
     """
     values = read_params(path)
     keys = [_set(values, setting) for setting in settings]
-    problems = zip(wrong_params(values, path), wrong_params(values), strict=True)  # each with and without its line
-    raise_all([f"--set {problem}" if _is_about(problem, keys) else in_file for in_file, problem in problems])
+    problems = []
+    for problem, with_file_and_line in zip(wrong_params(values), wrong_params(values, path), strict=True):
+        problems.append(f"--set {problem}" if _is_about(problem, keys) else with_file_and_line)
+    raise_all(problems)
     return Params.model_validate(values)
 
 
@@ -38,15 +40,16 @@ def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
 
 def heading(path: Path, settings: Sequence[str]) -> str:
     """Return the comment at the top of a run's params: the file, and the keys that the file and the user set."""
-    keys = own_keys(path)  # if `path` has the params of a run; otherwise the keys in the file itself are its own
-    if not keys:
+    lines = own_keys(path)  # empty unless `path` has the params of a run; then its file's own keys are those set
+    if not lines:
         values = (each for name, section in own_sections(path).items() for each in flat(name, section))
-        keys = [f"{key}: {value}" for key, value in values]
+        lines = [f"{key}: {value}" for key, value in values]
     for setting in settings:
         name = setting.partition("=")[0]
-        keys = [key for key in keys if not f"{key.partition(': ')[0]}.".startswith(f"{name}.")]  # which it replaces
-        keys.append(" ".join(setting.replace("=", ": ", 1).split()))
-    return f"# {path} with all defaults\n" + "".join(f"{_SET_PREFIX}{key}\n" for key in keys)
+        # The setting replaces the key and all keys below it.
+        lines = [line for line in lines if not f"{line.partition(': ')[0]}.".startswith(f"{name}.")]
+        lines.append(" ".join(setting.replace("=", ": ", 1).split()))
+    return f"# {path} with all defaults\n" + "".join(f"{_SET_PREFIX}{line}\n" for line in lines)
 
 
 def own_keys(path: Path) -> list[str]:
@@ -76,7 +79,7 @@ def _set(values: Any, setting: str) -> str:
     for parent in parents:
         values = _child(values, parent, name)
     if isinstance(values, list):
-        _child(values, last, name)  # raises if there is no such item
+        _child(values, last, name)  # for its error if there is no such item
         values[int(last)] = value
     elif value is None:
         values.pop(last, None)

@@ -46,10 +46,10 @@ def arguments(stage: Stage, folder: Path, *, fresh: bool) -> list[str]:
 
 
 def run_stages(folder: Path, *, fresh_from: str) -> int:
-    """Run the stages of the run in a folder, with `fresh_from` or without reuse from this stage on, until one fails.
+    """Run the stages of the run in a folder until one fails, and return the exit code of the last one.
 
-    Return the exit code of the last one. Ctrl-C also reaches the running stage, which shuts down gracefully. A stage
-    that is starting or ending may miss it: this process remembers it, and starts no other stage.
+    The stages from `fresh_from` on reuse no earlier outputs. Ctrl-C also reaches the running stage, which shuts down
+    gracefully. A stage that is starting or ending may miss it: this process remembers it, and starts no other stage.
     """
     signal.signal(signal.SIGINT, lambda number, _: _received_signals.append(number))
     forkserver.set_forkserver_preload(["pipelines.run.preloaded"])

@@ -17,12 +17,13 @@ from typing import Any
 from markupsafe import Markup, escape
 from rich.text import Text
 
+from components.report.formatting import duration
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.live import COMPLETIONS, LIVE, RUN, STEPS
 from components.shared.progress import brief
 from pipelines.run.history import Run, StageRun, resolve
-from pipelines.run.screen import Screen, Style, duration, printable
+from pipelines.run.screen import Screen, Style, printable
 
 TRAININGS = ("train_sft", "train_grpo")
 _LABELS = {
@@ -110,13 +111,16 @@ class _Lines:
 
 
 def view(training: Training, width: int, height: int) -> list[Text]:
-    """Return at most `height` lines about a training, up to `width` columns wide; empty before its first step."""
+    """Return the progress, curves and latest completion of a training; no lines before its first step.
+
+    There are at most `height` lines of `width` columns. In a terminal narrower than a figure they wrap.
+    """
     if not training.rows:
         return []
     width = max(width, _NAME_WIDTH + _VALUE_WIDTH)
     lines = [_headline(training, width), *_curves(training.rows, width)]
     if training.completions and height - len(lines) > _COMPLETION_LINES:
-        lines += [Text(), *completion_lines(training.completions[-1], width, _COMPLETION_LINES)]
+        lines += [Text(), *_shortened_completion(training.completions[-1], width)]
     lines = lines[:height]
     for line in lines:
         line.truncate(width, overflow="ellipsis")
@@ -126,7 +130,7 @@ def view(training: Training, width: int, height: int) -> list[Text]:
 def _headline(training: Training, width: int) -> Text:
     """Return the line with the number of finished steps, a bar if there is space, and the time left."""
     done, total, left_s = len(training.rows), training.num_steps, training.seconds_left
-    if not total:
+    if total is None:
         return Text(f"step {done}", Style.BOLD)
     line = Text(f"step {done}/{total}", Style.BOLD)
     if width >= 60:
@@ -157,48 +161,54 @@ def _curves(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """Return at most `width` bars, each for the mean of some values; a space stands for values that are all None."""
     parts = [[value for value in part if value is not None] for part in chunks(values, width)]
-    means = [fmean(part) for part in parts if part]
-    low, span, highest_bar = min(means), max(means) - min(means), len(_BARS) - 1
+    means = [fmean(part) if part else None for part in parts]
+    measured = [mean for mean in means if mean is not None]
+    low, span, highest_bar = min(measured), max(measured) - min(measured), len(_BARS) - 1
     curve = ""
-    for part in parts:
-        bar = round((fmean(part) - low) / span * highest_bar) if part and span else highest_bar // 2
-        curve += _BARS[bar] if part else " "
+    for mean in means:
+        if mean is None:
+            curve += " "
+        else:
+            curve += _BARS[round((mean - low) / span * highest_bar) if span else highest_bar // 2]
     return curve
 
 
-def completion_lines(record: Mapping[str, Any], width: int, height: int | None = None) -> list[Text]:
-    """Return at most `height` lines, or all, with the rewards, question and answer of a logged completion."""
-    question, answer = printable(record["question"]), printable(record["completion"])
-    if height is None:
-        answer_lines = _conversation(record["turns"]) if record.get("turns") else map(Text, answer.split("\n"))
-        return [_rewards(record), *map(Text, question.split("\n")), *answer_lines]
-    question, answer = (" | ".join(filter(str.strip, text.split("\n"))) for text in (question, answer))
-    max_characters = (height - 2) * width
+def _shortened_completion(record: Mapping[str, Any], width: int) -> list[Text]:
+    """Return `_COMPLETION_LINES` lines with the rewards, the question, and the end of a logged completion."""
+    texts = (printable(record[key]).split("\n") for key in ("question", "completion"))
+    question, answer = (" | ".join(filter(str.strip, lines)) for lines in texts)
+    max_characters = (_COMPLETION_LINES - 2) * width
     if len(answer) > max_characters:
         answer = f"...{answer[3 - max_characters :]}"  # the final answer is at the end
     lines = [answer[start : start + width] for start in range(0, len(answer), width)]
     return [_rewards(record), Text(question, Style.DIM), *map(Text, lines)]
 
 
-def _rewards(record: Mapping[str, Any]) -> Text:
-    """Return a line with the step, verdict, reward and advantage of a completion, and the parts of several rewards."""
-    reward = "none" if record["reward"] is None else brief(record["reward"])
-    style = Style.GREEN if record["verdict"] == "right" else Style.RED
-    line = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
-    for name, values in record["rewards"].items() if len(record["rewards"]) > 1 else ():
-        numbers = [value for value in values if value is not None]
-        if numbers:
-            line.append(f"  {name} {brief(sum(numbers))}")
-    return line.append(f"  advantage {record['advantage']:+.3g}")
-
-
-def _conversation(turns: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
-    """Yield the lines of the model's turns, and of the environment's answers, indented and dim."""
-    for turn in turns:
+def completion_lines(record: Mapping[str, Any]) -> Iterator[Text]:
+    """Yield the rewards, question and answer of a logged completion; the environment's answers are indented and dim."""
+    yield _rewards(record)
+    yield from map(Text, printable(record["question"]).split("\n"))
+    if not record.get("turns"):
+        yield from map(Text, printable(record["completion"]).split("\n"))
+        return
+    for turn in record["turns"]:
         yield from map(Text, printable(turn["text"]).strip("\n").split("\n"))
         if turn["observation"]:
             lines = printable(turn["observation"]).strip("\n").split("\n")
             yield from (Text(f"  | {line}", Style.DIM) for line in lines)
+
+
+def _rewards(record: Mapping[str, Any]) -> Text:
+    """Return a line with the step, verdict, reward, its parts if there are several, and advantage of a completion."""
+    reward = "none" if record["reward"] is None else brief(record["reward"])
+    style = Style.GREEN if record["verdict"] == "right" else Style.RED
+    line = Text.assemble(f"step {record['step']}  ", (record["verdict"], style), f"  reward {reward}")
+    if len(record["rewards"]) > 1:
+        for name, values in record["rewards"].items():  # a value for each step that is rewarded
+            numbers = [value for value in values if value is not None]
+            if numbers:
+                line.append(f"  {name} {brief(sum(numbers))}")
+    return line.append(f"  advantage {record['advantage']:+.3g}")
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -251,22 +261,25 @@ class _Display:
         if self._plain:
             return
         lines = view(self._training, *self._screen.size)
-        self._screen.draw([] if has_ended else lines)
-        for line in lines if has_ended else ():
+        if not has_ended:
+            self._screen.draw(lines)
+            return
+        self._screen.draw([])
+        for line in lines:
             self._screen.show(line)
 
     def _show_new(self, training: Training) -> None:
         """Print the new completions, or else a line for each new step if no view is drawn."""
         if self._with_completions:
             for record in training.completions[self._num_completions :]:
-                for line in completion_lines(record, self._screen.size[0]):
+                for line in completion_lines(record):
                     self._screen.show(line)
                 self._screen.show()
         elif self._plain:
             for row in training.rows[self._num_rows :]:
                 known = ((label, row.get(name)) for name, label in _LABELS.items())
                 figures = "  ".join(f"{label} {brief(value)}" for label, value in known if value is not None)
-                total = f"/{training.num_steps}" if training.num_steps else ""
+                total = "" if training.num_steps is None else f"/{training.num_steps}"
                 self._screen.show(f"{training.stage} {row['step']}{total}  {figures}")
         self._num_completions, self._num_rows = len(training.completions), len(training.rows)
 
@@ -280,11 +293,9 @@ def steps_of(run: Run) -> list[dict[str, Any]]:
     if stage is None:
         return []
     # The output of a finished training, or the live files of an unfinished one.
-    for folder in (stage.outputs.get("training", Path()), (stage.work or Path()) / LIVE):
-        if (folder / STEPS).is_file():
-            with suppress(PipelineError):
-                return [row for _, row in jsonl.read_rows(folder / STEPS)]
-            return []
+    for folder in filter(None, (stage.outputs.get("training"), stage.work and stage.work / LIVE)):
+        with suppress(PipelineError):
+            return [row for _, row in jsonl.read_rows(folder / STEPS)]
     return []
 
 

@@ -108,14 +108,14 @@ class Launched:
         """Write what successful ranks write."""
         job = Job.read(self.job.folder)
         for rank in range(NUM_RANKS):
-            job.start_rank(rank)
+            job.clear_rank(rank)
             job.write_outcome(rank, {"result": RESULT, "exit_code": 0})
         (Path(job.outputs["policy"]) / "weights").write_text("learned")
 
     def fail(self, rank: int, error: str, exit_code: int) -> None:
         """Write what a failed rank writes."""
         job = Job.read(self.job.folder)
-        job.start_rank(rank)
+        job.clear_rank(rank)
         job.write_outcome(rank, {"error": error, "exit_code": exit_code})
         job.write_failures(rank, [RankFailure(rank, exit_code, 1)])
 

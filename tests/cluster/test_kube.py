@@ -97,7 +97,7 @@ def test_reaper_as_a_program(
     server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It prints what it has removed; where the cluster does not answer, one line and exit code 75."""
-    monkeypatch.setattr(reaper, "_RETURN_S", 0)
+    monkeypatch.setattr(reaper, "_RENEWAL_S", 0)
     _add_stale(server)
     reaper.main()
     assert capsys.readouterr().out == "reaper: removed stale\n"

@@ -9,7 +9,7 @@ import torch
 
 from components.evaluate.config import EvaluateConfig
 from components.evaluate.protocols import EXAMPLES_FILE, PROTOCOLS, Example, examples_for, prompt_with
-from components.evaluate.questions import asked_model, facts, read_questions
+from components.evaluate.questions import load_for_protocol, protocol_facts, read_questions
 from components.evaluate.worker import evaluate_model
 from components.policy import checkpoint as checkpoints
 from components.policy.checkpoint import Checkpoint
@@ -81,7 +81,7 @@ def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, s
     """A message of a user, after one of the system if there is any, up to where the assistant speaks."""
     model = saved(tmp_path / "model", tiny.checkpoint(), chat_template=CHAT_TEMPLATE)
     settings = _config("gsm8k-chat", system_prompt=system)
-    asked = asked_model(model, settings, read_questions(settings, problems))
+    asked = load_for_protocol(model, settings, read_questions(settings, problems))
     user = "1+1?\nPlease reason step by step, and put your final answer within \\boxed{}."
     expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
     # In tokens: this tokenizer has no way back for characters it does not know.
@@ -89,7 +89,7 @@ def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, s
     refusal = "{{ raise_exception('System role not supported') }}"  # some take no system prompt
     model = saved(tmp_path / "refusing", tiny.checkpoint(), chat_template=refusal)
     with pytest.raises(PipelineError, match=r"its chat template cannot be used \(System role not supported\)"):
-        asked_model(model, settings, read_questions(settings, problems))
+        load_for_protocol(model, settings, read_questions(settings, problems))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_is_missing_is_named(
     (model / "model.safetensors").write_bytes(b"")
     settings = _config(protocol, **changes)
     with pytest.raises(PipelineError, match=message):
-        asked_model(model, settings, read_questions(settings, problems))
+        load_for_protocol(model, settings, read_questions(settings, problems))
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
     tools = {"environment": own, "arguments": arguments, "max_observation_tokens": 14}
     settings = _config(protocol, tools=tools if own else None)
     questions = read_questions(settings, problems)
-    asked = asked_model(tmp_path / "model", settings, questions)
-    described = facts(settings, asked, questions, "float32")["tools"] or {}
+    asked = load_for_protocol(tmp_path / "model", settings, questions)
+    described = protocol_facts(settings, asked, questions, "float32")["tools"] or {}
     assert described.get("environment") == expected
     assert described.get("call_format", "fenced") == "fenced"
     assert "timeout_s" not in described
@@ -161,7 +161,7 @@ def test_observations_without_room_for_a_character_are_refused(tmp_path: Path, p
     settings = _config("pipeline", tools={"environment": "calculator", "max_observation_tokens": 13})
     message = r"^evaluate\.tools\.max_observation_tokens: is 13, .* takes 14 tokens; set it to 14 or more$"
     with pytest.raises(PipelineError, match=message):
-        asked_model(tmp_path / "model", settings, read_questions(settings, problems))
+        load_for_protocol(tmp_path / "model", settings, read_questions(settings, problems))
 
 
 def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConfig) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def test_any_hugging_face_folder_is_measured_in_its_own_type(tmp_path: Path, pro
     drawn = [read_questions(_config("gsm8k-8shot", limit=3, seed=seed), problems).problems for seed in (1, 2)]
     assert drawn[0] != drawn[1]
     assert {record["seed"] is None for record in records if record["sample"] == 0} == {True}
-    asked = asked_model(model, _config("gsm8k-8shot"), read_questions(_config("gsm8k-8shot"), problems))
+    asked = load_for_protocol(model, _config("gsm8k-8shot"), read_questions(_config("gsm8k-8shot"), problems))
     assert all(record["num_prompt_tokens"] == len(asked.prompt_ids(record["question"])) for record in records)
     described = jsonl.read_json(tmp_path / "one/scores.json")["protocol"]
     expected = {"name": "gsm8k-8shot", "dtype": "bfloat16", "shots": 8, "problems": 3, "of": 5, "subset_seed": 1}

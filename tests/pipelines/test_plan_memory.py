@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from components.shared.model_shape import KNOWN_MODELS, ModelShape
 from pipelines.plan.hardware import gpu
-from pipelines.plan.memory import STATES, _options, cheapest_changes, fits, memory_of, peak
+from pipelines.plan.memory import STATES, _alternatives, cheapest_changes, fits, memory_of, peak
 from pipelines.plan.run import Run
 from tests.presets import ROOT
 
@@ -89,7 +89,7 @@ def test_quantised_matrices_take_four_bits_and_their_scales() -> None:
     layer = 4 * 4096 * 4096 + 3 * 4096 * 11008
     saved = memory_of(plain)["weights"] - memory_of(quantised)["weights"]
     assert saved == near((2 - 0.5625) * 30 * layer)
-    changes = [each.text for options in _options(quantised) for each in options]
+    changes = [each.text for options in _alternatives(quantised) for each in options]
     assert "engine.zero_stage: 3" not in changes
 
 

@@ -8,7 +8,7 @@ from components.grading.verifier import Verdict
 from components.policy.checkpoint import save
 from components.prepare_data.difficulty import read_pass_rates
 from components.shared import lineage
-from pipelines.preview import examples, histogram, verdict
+from pipelines.preview import examples, histogram, print_verdict
 from tests import tiny
 from tests.pipelines.conftest import Program
 from tests.train_grpo.groups import completion, graded, group, rewarded
@@ -33,7 +33,7 @@ def test_a_right_a_wrong_and_an_unanswered_completion_are_shown() -> None:
     shown = list(examples([group(*(graded("7", completion(text=text)) for text in texts))]))
     assert [text.partition(": ")[2].split()[0] for text in shown] == [Verdict.RIGHT, Verdict.WRONG, Verdict.WRONG]
     assert ["3 + 4 = 7" in shown[0], "3 + 5 = 8" in shown[1], "no number" in shown[2]] == [True] * 3
-    assert [verdict(grpo_config(), groups) for groups in ([rewarded(0, 1)], [rewarded(0, 0)] * 30)] == [0, 1]
+    assert [print_verdict(grpo_config(), groups) for groups in ([rewarded(0, 1)], [rewarded(0, 0)] * 30)] == [0, 1]
 
 
 @pytest.mark.slow

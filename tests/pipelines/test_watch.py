@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from components.shared import durable
 from components.shared.live import LIVE
-from pipelines.run.watch import Training, completion_lines, sparkline, view, watch
+from pipelines.run.watch import Training, _shortened_completion, completion_lines, sparkline, view, watch
 
 NUM_STEPS = 8
 ROWS = [
@@ -151,6 +151,6 @@ def test_what_an_environment_answers_is_set_apart() -> None:
     """Each turn of the model in full, without commands to the terminal; the short view has all as one text."""
     turns = [{"text": "```calculator\n3+5\n```\n", "observation": "8\n\x1b[2J"}, {"text": "#### 8", "observation": ""}]
     record = {**COMPLETION, "question": "3 and 5?", "completion": "(all turns)", "turns": turns}
-    lines = [line.plain for line in completion_lines(record, 80)]
+    lines = [line.plain for line in completion_lines(record)]
     assert lines[1:] == ["3 and 5?", "```calculator", "3+5", "```", "  | 8", "  |  [2J", "#### 8"]
-    assert [line.plain for line in completion_lines(record, 80, 4)][-1] == "(all turns)"
+    assert [line.plain for line in _shortened_completion(record, 80)][-1] == "(all turns)"

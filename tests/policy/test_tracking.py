@@ -150,7 +150,7 @@ def test_a_training_logs_into_the_run_of_kubeflow(work: Path, server: str, monke
 def test_the_status_of_a_job_has_its_progress(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Kubeflow Trainer's own models read it: percent, time left and the last figures."""
     (tmp_path / "token").write_text("s3cr3t\n")
-    monkeypatch.setattr("components.policy.tracking._JobStatus._EVERY_S", 0.0)
+    monkeypatch.setattr("components.policy.tracking._JOB_STATUS_EVERY_S", 0.0)
     with answering([(200, {})] * 3) as (url, sent):
         values = (f"{url}/status", str(tmp_path / "ca.crt"), str(tmp_path / "token"))
         for name, value in zip(TRAINER_VARIABLES, values, strict=True):

@@ -12,7 +12,7 @@ from components.register.storage import config_below, storage_url
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.work import CHECKPOINTS, EXPORT, MODEL, CheckpointWriter
-from components.train_grpo.publishing import checkpoints_published
+from components.train_grpo.train import checkpoints_published
 from pipelines.cli import main as command_line
 from tests.damage import flip
 from tests.register.storage_servers import BUCKET, s3_server

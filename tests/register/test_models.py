@@ -32,7 +32,7 @@ def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, g
     jsonl.write_json(inputs["evaluation"] / "grpo" / "probes.json", {"dtype": "float32", "probes": []})
     with open_registry(str(folder.with_name("registry")), None) as registry:
         stored = registry.store({"policy": policy, "evaluation": inputs["evaluation"]})
-        versions = registry.snapshot.versions(NAME)
+        versions = registry.versions(NAME)
         tag = f"{NAME}@v0.0.{len(versions) + 1}"
         version = {
             "name": NAME,
@@ -45,7 +45,7 @@ def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, g
         files: dict[str, str | Path] = {path.name: path for path in inputs["report"].iterdir()}
         version = registry.commit(version, files, stored, f"Register {tag}")
         message = f"Register {tag}\n\nBundle-Digest: {version['bundle_digest']}\n"
-        assert registry.publish({tag: message, **dict([candidate(registry.snapshot, NAME, tag, "passed the gate")])})
+        assert registry.publish({tag: message, **dict([candidate(registry, NAME, tag, "passed the gate")])})
 
 
 @pytest.fixture(scope="session")

@@ -59,9 +59,8 @@ def make_run(
         if tools:
             records = [_in_turns(record) for record in records]
         jsonl.write_rows(evaluation / "records.jsonl", records)
-        protocol = {"protocol": {"name": "pipeline", "tools": TOOLS}} if tools else {}
-        summary = {**scores(records, num_samples=2, temperature=1.0), **protocol}
-        jsonl.write_json(evaluation / "scores.json", summary)
+        protocol = {"protocol": {"name": "pipeline", "split": "test", "tools": TOOLS if tools else None}}
+        jsonl.write_json(evaluation / "scores.json", scores(records, num_samples=2, temperature=1.0) | protocol)
     rng = random.Random(seed)
     losses = [{"step": step, "loss": 0.3 + 3.2 / (1 + 0.06 * step)} for step in range(300)]
     jsonl.write_rows(folders["sft_training"] / "steps.jsonl", losses)

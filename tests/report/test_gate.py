@@ -125,7 +125,7 @@ def test_target_without_problems_is_an_error() -> None:
 def pair(sft: str, grpo: str, *, sft_finished: bool = True, grpo_finished: bool = True) -> Pair:
     """One problem with the verdicts on the answers of both models."""
     values: dict[str, Any] = {"id": "1", "source": "words", "question": "q", "answer": "1", "sample": 0}
-    values |= {"response": "#### 1", "num_tokens": 3, "worked": False}
+    values |= {"response": "#### 1", "num_tokens": 3, "worked": False, "flexible": {"verdict": "wrong"}}
     first = Record(**values, verdict=sft, finished=sft_finished)
     return Pair(first, Record(**values, verdict=grpo, finished=grpo_finished))
 

@@ -43,13 +43,13 @@ class _Supervised:
 
 def test_server_is_restarted_at_once_if_it_failed_and_after_its_deadline_if_it_is_silent() -> None:
     """A failed one has ended, or its engine or socket is closed; one that has just been started is left alone."""
-    for state in (None, Health.BROKEN):
+    for state in (None, "broken"):
         assert _Supervised().check(2, state) == 1
     server = _Supervised()
-    assert server.check(30, Health.SILENT) == 0
-    assert server.check(31, Health.SILENT) == 1
-    assert server.check(31 + 100, Health.BROKEN) == 1, "it starts"
-    assert server.check(31 + 101, Health.SILENT) == 2
+    assert server.check(30, "silent") == 0
+    assert server.check(31, "silent") == 1
+    assert server.check(31 + 100, "broken") == 1, "it starts"
+    assert server.check(31 + 101, "silent") == 2
 
 
 def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +58,7 @@ def test_only_failures_in_a_row_are_limited(capsys: pytest.CaptureFixture[str]) 
     server.server.start.side_effect = [OSError(28, "No space left on device"), *[None] * 7]
     for number in range(1, 6):
         assert server.check(number, None) == number
-        server.check(number, Health.READY)
+        server.check(number, "ready")
     for number in (6, 7, 8, 8, 8):
         assert server.check(10, None) == number
     out = capsys.readouterr().out
@@ -82,7 +82,7 @@ def test_no_other_user_stands_in_for_a_server(monkeypatch: pytest.MonkeyPatch) -
         with start_as_nobody(impostor) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == "\n"
-            assert server.health() is Health.SILENT
+            assert server.health() == "silent"
             with pytest.raises(ServerLostError, match="is a socket of another user \\(65534\\)"):
                 VllmClient(server.url, 10).version()
             other.kill()
@@ -114,7 +114,7 @@ def test_servers_run_in_the_block(tmp_path: Path, folders: Path) -> None:
     folders.chmod(0o777)
     servers = [server_process(tmp_path, number=number) for number in range(2)]
     with suppress(KeyError), running(servers, 60, 60):
-        assert [server.health() for server in servers] == [Health.READY] * 2
+        assert [server.health() for server in servers] == ["ready"] * 2
         assert len(list(folders.iterdir())) == 2
         assert [listeners(_starts(log)[0][0]) for log in tmp_path.glob("*.log")] == [{}, {}]
         assert "Permission denied" in errors_of_nobody(f"ls {servers[0].url.removeprefix(UNIX)}")
@@ -132,7 +132,7 @@ def test_killed_server_is_restarted_at_its_url(tmp_path: Path, folders: Path, vi
     with running([server], 60, 60):
         first = _starts(log)[0]
         os.kill(first[0] if victim == "server" else os.getpgid(first[0]), signal.SIGKILL)
-        wait_until(lambda: len(_starts(log)) == 2 and server.health() is Health.READY)
+        wait_until(lambda: len(_starts(log)) == 2 and server.health() == "ready")
         assert all(is_gone(pid) for pid in first)
         assert server.printed().startswith("hello from")
         assert log.read_text().endswith(server.printed()), "the output of the last start alone"
@@ -169,10 +169,10 @@ def test_health_of_a_server(tmp_path: Path, folders: Path, monkeypatch: pytest.M
     server = server_process(tmp_path)
     server.start()
     try:
-        wait_until(lambda: server.health() is Health.READY)
+        wait_until(lambda: server.health() == "ready")
         Path(server.url.removeprefix(UNIX)).with_name("state").write_text(state)
-        expected = Health.SILENT if state == "hangs" else Health.BROKEN
-        wait_until(lambda: server.health() is expected)
+        expected = "silent" if state == "hangs" else "broken"
+        wait_until(lambda: server.health() == expected)
         assert not server.has_ended
     finally:
         server.close()

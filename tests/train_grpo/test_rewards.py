@@ -202,8 +202,8 @@ def test_a_reward_that_does_not_return_is_named_and_ends_the_run(
     def endless(*_: object) -> float:
         return codes.get(timeout=60)
 
-    result = custom_rewards.call_reward("mine:endless", endless, PROBLEM, [None], [None], deadline_s=0.02)  # type: ignore[list-item]
-    assert result == [PipelineError.exit_code]
+    result = custom_rewards.values_of("mine:endless", endless, PROBLEM, [scored({})], iter([]), deadline_s=0.02)
+    assert result == [(PipelineError.exit_code,)]
     printed = capfd.readouterr()
     assert f"reward mine:endless has been computing for 0.01 s, for problem {PROBLEM.id}" in printed.out
     assert "error: train_grpo.reward.weights.mine:endless did not return within engine.deadline_s" in printed.err
@@ -246,7 +246,7 @@ def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
         return 1.0
 
     here = Path.cwd()
-    custom_rewards.call_reward("mine:f", wanders, PROBLEM, [None], [None], deadline_s=60)  # type: ignore[list-item]
+    custom_rewards.values_of("mine:f", wanders, PROBLEM, [scored({})], iter([]), deadline_s=60)
     assert Path.cwd() == here
 
 

@@ -67,7 +67,7 @@ def test_the_divergence_and_its_gradient_are_those_of_whole_distributions(
     model, frozen = LogprobModel(student, temperature=0.7), LogprobModel(teacher, temperature=0.7).requires_grad_(False)
     kl_M, total = torch.full_like(weights_M, torch.nan), torch.zeros((), dtype=torch.float64)
     for batch in tiny.batches(given, 40, padded=padded):
-        term = TeacherTerm(frozen, weights_M[batch.token_N])
+        term = TeacherTerm(frozen.logits_of(batch), weights_M[batch.token_N])
         loss = model(batch, lambda scores, _: 0.5 * scores.logprobs_N.sum(), term=term)
         loss.backward()
         assert term.kl_N is not None

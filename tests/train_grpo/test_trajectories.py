@@ -18,6 +18,7 @@ from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.tools import ToolsConfig
+from components.train_grpo.metrics import trajectory_metrics
 from components.train_grpo.monitoring import require_scorable
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.records import completion_records
@@ -26,7 +27,6 @@ from components.train_grpo.reward_model import RewardModel
 from components.train_grpo.rewards import answer_format
 from components.train_grpo.rollouts import Rollout
 from components.train_grpo.scoring import Group, ScoredCompletion, Scorer
-from components.train_grpo.trajectories import trajectory_metrics
 from components.train_grpo.update import make_experience, rollout_advantages
 from components.train_grpo.worker import build_trainer
 from tests import tiny

@@ -17,8 +17,9 @@ from components.policy.engine import Policy
 from components.policy.logprobs import LogprobModel
 from components.policy.packing import TokenSequence
 from components.policy.parallel import SINGLE_PROCESS, Ranks
+from components.shared.errors import PipelineError
 from components.train_grpo.config import Aggregation, TrainGRPOConfig
-from components.train_grpo.corrections import SamplerMismatchError, mask_completions
+from components.train_grpo.corrections import mask_completions
 from components.train_grpo.metrics import UpdateMetrics, metrics_without_update
 from components.train_grpo.update import (
     Experience,
@@ -287,9 +288,8 @@ def test_completions_outside_the_mask_have_no_part_in_the_loss(
     )
     experience = exact_experience("the paper's")
     # Four tokens, one, seven, two, three, five: large differences that cancel out, and small ones that do not.
-    mismatches = [[0.3, -0.3] * 2, [0.11], [0.09] * 7, [-0.12, -0.1], [0.5, -0.1, -0.3], [0.0, 0.0, -0.49, 0, 0]]
-    off_M = torch.tensor([each for row in mismatches for each in row], dtype=torch.float64)
-    experience.sampler_logprobs_M = experience.old_logprobs_M - off_M
+    mismatches = [0.3, -0.3] * 2 + [0.11] + [0.09] * 7 + [-0.12, -0.1] + [0.5, -0.1, -0.3] + [0.0, 0.0, -0.49, 0, 0]
+    experience.sampler_logprobs_M = experience.old_logprobs_M - torch.tensor(mismatches, dtype=torch.float64)
     mask_completions(config, experience)
     assert experience.in_loss_B.tolist() == in_loss
     _assert_written_out(config, experience)
@@ -305,7 +305,7 @@ def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
     assert not bool(experience.in_loss_B.any())
     assert split_minibatches(config, experience, ranks=SINGLE_PROCESS) == []
     experience.sampler_logprobs_M = experience.old_logprobs_M - 0.4
-    with pytest.raises(SamplerMismatchError, match=r"0\.4 nats per token"):
+    with pytest.raises(PipelineError, match=r"0\.4 nats per token"):
         mask_completions(config, experience)
     masked = exact_experience("masked")
     masked.sampler_logprobs_M = masked.old_logprobs_M
@@ -401,7 +401,7 @@ def test_a_sampler_of_another_policy_stops_before_the_step(shift: float, stops: 
     if not stops:
         run()
         return
-    with pytest.raises(SamplerMismatchError, match=r"sampler\.max_mismatch = 0\.5"):
+    with pytest.raises(PipelineError, match=r"sampler\.max_mismatch = 0\.5"):
         run()
     run.require_unchanged()
 

@@ -13,8 +13,9 @@ from components.policy.checkpoint import save
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
+from components.train_grpo.records import History
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.validation import best, early_stop
+from components.train_grpo.validation import best_validation, early_stop
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.runs import rows, run
@@ -46,9 +47,8 @@ def validated(tmp_path: Path) -> Run:
 
 def test_the_best_is_the_first_with_the_highest_accuracy() -> None:
     """The reference, before the first step, is only for comparison."""
-    assert best([]) is None
-    assert best(_measured(0.9)) is None
-    assert best(_measured(0.9, 0.3, 0.5, 0.5, 0.4)) == {"step": 2, "accuracy": 0.5}
+    assert best_validation([]) is best_validation(_measured(0.9)) is None
+    assert best_validation(_measured(0.9, 0.3, 0.5, 0.5, 0.4)) == {"step": 2, "accuracy": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_training_stops_when_patience_is_exhausted(
 ) -> None:
     """An equal accuracy is no better one; the reference does not count."""
     config = grpo_config(validation={"every_steps": 1, "patience": patience})
-    stop = early_stop(config, [], _measured(*accuracies))
+    stop = early_stop(config, History(validation=_measured(*accuracies)))
     assert (stop is not None) == stops
     if stop:
         assert not stop.fails
@@ -90,16 +90,16 @@ def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
 ) -> None:
     """With the best policy before as the result; without one it fails. One step beyond a limit is not enough."""
     config = grpo_config(**EVERY_STEP, limits={limit: value, "over_steps": 2})
-    curves = [{**FIGURES, column: each} for each in measured]
-    assert early_stop(config, curves[:2], _measured(0.0, 0.1)) is None
-    assert early_stop(config, curves[2:], _measured(0.0, 0.1)) is None
-    stop = early_stop(config, curves, _measured(0.0, 0.1))
+    curves: list[dict[str, float | None]] = [{**FIGURES, column: each} for each in measured]
+    for steps in (curves[:2], curves[2:]):
+        assert early_stop(config, History(steps, validation=_measured(0.0, 0.1))) is None
+    stop = early_stop(config, History(curves, validation=_measured(0.0, 0.1)))
     assert stop
     assert not stop.fails
     assert stop.reason.startswith(reason)
     assert stop.reason.endswith(f"train_grpo.limits.{limit}: {value:g}")
     for without in (_measured(0.0), []):
-        stop = early_stop(config, curves, without)
+        stop = early_stop(config, History(curves, validation=without))
         assert stop
         assert stop.fails
 

@@ -30,10 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(files: list[str], folders: list[str], parent: int) -> None:
-    """Restrict this process to computing, reading `files` and listing `folders`; it ends with its parent.
-
-    Raise OSError if that is not possible.
-    """
+    """Restrict this process to computing, reading `files` and listing `folders`; OSError if that is not possible."""
     for kind, value in _LIMITS.items():
         limit(kind, value)
     end_with_parent(parent)
@@ -60,10 +57,7 @@ def environment() -> dict[str, str]:
 
 
 def print_readable_paths() -> None:
-    """Print the files that the interpreter opens and the folders that it lists to import its standard library, as JSON.
-
-    Extension modules are loaded to find the shared libraries that they link to.
-    """
+    """Print, as JSON, the files and folders that the interpreter needs to import its standard library."""
     import contextlib
     import json
     import sys
@@ -72,7 +66,7 @@ def print_readable_paths() -> None:
     folders = [Path(folder) for folder in sys.path if Path(folder).is_dir()]
     installed = {"site-packages", "dist-packages"}
     entries = [entry for folder in folders for entry in folder.iterdir() if entry.name not in installed]
-    for entry in entries:
+    for entry in entries:  # load the extension modules, to find the shared libraries that they link to
         if entry.suffix == ".so" and not entry.name.startswith(("_test", "_xx", "xx", "_tkinter")):
             with contextlib.suppress(ImportError):  # built without a library that it needs
                 importlib.import_module(entry.name.partition(".")[0])

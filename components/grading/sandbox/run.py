@@ -97,6 +97,7 @@ def require_sandbox() -> None:
 
 
 def _unavailable(reason: str) -> PipelineError:
+    """The error for a machine on which the sandbox does not work."""
     return PipelineError(
         f"the sandbox for code answers cannot be set up: {reason}; it needs Linux on x86_64 or aarch64 with seccomp "
         "and Landlock (5.13 or newer, and `landlock` in /sys/kernel/security/lsm); elsewhere, leave out the problems "
@@ -104,7 +105,7 @@ def _unavailable(reason: str) -> PipelineError:
     )
 
 
-def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
+def _run_process(code: str, calls: Sequence[str]) -> tuple[bytearray, bytearray, str]:
     """Run the request in a new process until it ends; return what it sent and printed, and how it ended."""
     with _start(code, calls) as process:
         try:
@@ -112,13 +113,17 @@ def _run_process(code: str, calls: Sequence[str]) -> tuple[bytes, bytes, str]:
         finally:
             process.kill()  # it cannot have started other processes
     status = process.returncode
-    if not ending and status == -signal.SIGKILL:
+    if ending:
+        return sent, printed, ending
+    if status == -signal.SIGKILL:
         ending = f"it used more than {CPU_S} s of processor time, or was killed for its memory"
-    crashed = f"it crashed ({signal.Signals(-status).name})" if status < 0 else f"it ended with status {status}"
-    return bytes(sent), bytes(printed), ending or crashed
+    else:
+        ending = f"it crashed ({signal.Signals(-status).name})" if status < 0 else f"it ended with status {status}"
+    return sent, printed, ending
 
 
 def _start(code: str, calls: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start the process, which reads its request from an anonymous file."""
     with os.fdopen(os.memfd_create("request"), "w+b") as request:
         marshal.dump((code, list(calls), *_readable_paths(), os.getpid()), request)
         request.seek(0)
@@ -151,30 +156,33 @@ def _watch(process: subprocess.Popen[bytes]) -> tuple[bytearray, bytearray, str]
     It does not wait for its pipes to close: another process that the grader forked meanwhile may hold them open.
     """
     sent, printed = bytearray(), bytearray()
-    limit_s: float = _MAX_START_S
-    started = time.monotonic()
-    has_ended = is_confined = False
+    deadline = time.monotonic() + _MAX_START_S
+    has_ended, confined_at = False, None
     with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(process.pid), "rb", 0) as end:
         for source, buffer in ((process.stdout, sent), (process.stderr, printed), (end, None)):
             assert source is not None
             selector.register(source, selectors.EVENT_READ, buffer)
         while not has_ended:
-            has_ended = _read(selector, max(0, started + limit_s - time.monotonic()))
+            has_ended = _read(selector, max(0, deadline - time.monotonic()))
             if max(len(sent), len(printed)) > MAX_OUTPUT_BYTES:
                 return sent, printed, f"it wrote more than {MAX_OUTPUT_BYTES / 2**20:g} MiB"
-            if sent and not is_confined:  # from here on it is the code that takes time
-                is_confined, limit_s, started = True, DEADLINE_S, time.monotonic()
-            if not has_ended and time.monotonic() > started + limit_s:
+            now = time.monotonic()
+            if sent and confined_at is None:  # from here on it is the code that takes time
+                confined_at, deadline = now, now + DEADLINE_S
+            if not has_ended and now > deadline:
+                if confined_at is None:
+                    return sent, printed, f"it took longer than {_MAX_START_S} s"
                 # Code that computes, rather than waits, goes on until the limit of its processor time ends it.
-                if not is_confined or limit_s > _MAX_COMPUTING_S or not _is_computing(process.pid):
-                    return sent, printed, f"it took longer than {DEADLINE_S if is_confined else _MAX_START_S} s"
-                limit_s = time.monotonic() - started + _CHECK_EVERY_S
+                if now > confined_at + _MAX_COMPUTING_S or not _is_computing(process.pid):
+                    return sent, printed, f"it took longer than {DEADLINE_S} s"
+                deadline = now + _CHECK_EVERY_S
     return sent, printed, ""
 
 
 def _is_computing(process: int) -> bool:
     """Whether a process is running, in disk sleep or a zombie (state R, D or Z), rather than waiting."""
-    return Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] in set("RDZ")
+    after_name = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2]
+    return after_name.split()[0] in {"R", "D", "Z"}
 
 
 def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
@@ -190,7 +198,8 @@ def _read(selector: selectors.BaseSelector, timeout_s: float) -> bool:
     return has_ended
 
 
-def _outcome(line: bytes) -> Outcome:
+def _outcome(line: bytearray) -> Outcome:
+    """The outcome of a call by the line that the process sent; any line is possible."""
     try:
         match json.loads(line):
             case ["returned", content]:

@@ -1,1 +1,1 @@
-"""Sampling with vLLM: sampler.py, and behind it its two engines, the transfer of weights, and what runs in vLLM."""
+"""Sampling with vLLM: sampler.py is the face; the others run and call servers, send weights, and extend vLLM."""

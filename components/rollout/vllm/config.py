@@ -1,4 +1,4 @@
-"""Settings of vLLM: the params, and the arguments and environment they become."""
+"""Settings of vLLM: the params, and the arguments and environment variables made of them."""
 
 import os
 from pathlib import Path
@@ -128,8 +128,7 @@ def engine_arguments(
     """Return the arguments of vLLM's engine, with which it samples from exactly softmax(logits / T).
 
     `gpu_seed` is the seed of an engine on a GPU, different for each engine; None on CPUs, where each request has a
-    seed. `lora`, with the names of layers as targets, is needed where adapters are synchronised. Stop texts need
-    `has_tokenizer`.
+    seed. To synchronise adapters, `lora` must have names of layers as targets. Stop texts need `has_tokenizer`.
     """
     arguments: dict[str, Any] = {
         "dtype": dtype,
@@ -148,7 +147,7 @@ def engine_arguments(
     if gpu_seed is None:
         arguments |= _CPU_ARGUMENTS
     else:
-        # At its start vLLM requires this share of memory to be free, by default nearly all, though cache_gib is set.
+        # At its start vLLM requires this share of the memory to be free; nearly all by default, even with cache_gib.
         arguments |= {"seed": gpu_seed, "gpu_memory_utilization": 0.01}
     if config.weights_by != "folder":
         arguments["weight_transfer_config"] = {"backend": config.weights_by}
@@ -186,7 +185,7 @@ def environment(config: VllmConfig, folder: str) -> dict[str, str]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        # OMP_NUM_THREADS threads on any cores: bound to cores, engines of one machine would share the same ones.
+        # Threads may use any cores: if bound to cores, all engines of a machine would use the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # Even with enforce_eager, vLLM compiles some functions.
         "TORCHDYNAMO_DISABLE": "0" if config.compile else "1",

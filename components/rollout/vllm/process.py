@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import urllib3
@@ -83,7 +82,7 @@ def vllm_servers(
         servers.append(ServerProcess(command, logs / f"vllm-{number}.log", variables))
     with running(servers, config.start_deadline_s, config.health_deadline_s, config.section):
         for server in servers:
-            _check_sampling(server, config.request_deadline_s)
+            _require_sampling(server, config.request_deadline_s)
         yield [server.url for server in servers]
 
 
@@ -110,7 +109,7 @@ def gpu_names(numbers: Iterable[int]) -> str:
 def running(
     servers: Sequence["ServerProcess"], start_deadline_s: float, health_deadline_s: float, section: str = ""
 ) -> Iterator[None]:
-    """Start servers, and restart those that fail while the block runs; errors name `section` as that of their keys."""
+    """Start servers, and restart those that fail while the block runs; errors name keys of the params in `section`."""
     ending = threading.Event()
 
     def supervise() -> None:
@@ -133,7 +132,7 @@ def running(
 
 
 def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float, section: str) -> None:
-    """Return once all servers answer; raise as `vllm_servers` does."""
+    """Return once all servers answer; errors as in `vllm_servers`."""
     started = reported = time.monotonic()
     say("vllm", f"starting {len(servers)} server(s), whose output is in {servers[0].log.parent}")
     not_ready = list(servers)
@@ -142,7 +141,7 @@ def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float, sec
             if server.has_ended:
                 raise_if_out_of_memory(server.printed(), server.log, section)
                 raise PipelineError(f"a vLLM server ended before it answered; {server.tail()}")
-        not_ready = [server for server in not_ready if server.health() is not Health.READY]
+        not_ready = [server for server in not_ready if server.health() != "ready"]
         now = time.monotonic()
         if not_ready and now - started > deadline_s:
             raise RetryableError(f"a vLLM server does not answer after {deadline_s:g} s; {not_ready[0].tail()}")
@@ -153,8 +152,8 @@ def _wait_until_ready(servers: Sequence["ServerProcess"], deadline_s: float, sec
     say("vllm", f"all servers answer after {time.monotonic() - started:.0f} s")
 
 
-def _check_sampling(server: "ServerProcess", deadline_s: float) -> None:
-    """Sample one token: with some models a server starts, and fails only when it samples."""
+def _require_sampling(server: "ServerProcess", deadline_s: float) -> None:
+    """Raise PipelineError if the server cannot sample a token: with some models it starts, but cannot sample."""
     client = VllmClient(server.url, deadline_s)
     try:
         client.complete(Request((0,), {"max_tokens": 1, "logprobs": 0, "detokenize": False}), INITIAL_VERSION)
@@ -164,14 +163,8 @@ def _check_sampling(server: "ServerProcess", deadline_s: float) -> None:
         client.close()
 
 
-class Health(Enum):
-    """The answer of a server to a health check."""
-
-    READY = auto()
-    BROKEN = auto()
-    """Its engine is dead, or its socket is closed."""
-    SILENT = auto()
-    """No answer in time; it may be busy."""
+Health = Literal["ready", "broken", "silent"]
+"""`broken` if the engine is dead or the socket closed; `silent` without an answer in time, when it may be busy."""
 
 
 class ServerProcess:
@@ -206,17 +199,17 @@ class ServerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended."""
+        """Whether the process has ended, or was not started."""
         return self._process is None or self._process.poll() is not None
 
     def health(self) -> Health:
-        """Ask the server whether it is ready for requests."""
+        """Return whether the server is ready for requests."""
         try:
             status = connections(self.url).request("GET", "/health", timeout=_HEALTH_TIMEOUT_S).status
         except urllib3.exceptions.HTTPError as error:
-            closed = isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError))
-            return Health.BROKEN if closed else Health.SILENT
-        return Health.READY if status == 200 else Health.BROKEN
+            is_closed = isinstance(error.__cause__, (ConnectionRefusedError, FileNotFoundError))
+            return "broken" if is_closed else "silent"
+        return "ready" if status == 200 else "broken"
 
     def printed(self) -> str:
         """Return what the server has printed since its last start."""
@@ -240,14 +233,14 @@ class ServerProcess:
         self._process.stdin.close()  # tells its watchdog to end it
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        # Kill what is left of the group, in case the watchdog was killed, until the group no longer exists.
+        # The watchdog may have been killed: kill the rest of the group, until the group no longer exists.
         deadline = time.monotonic() + _KILL_S
         with suppress(ProcessLookupError):
             while time.monotonic() < deadline:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.poll()  # a process that nobody has waited for stays in its group
                 time.sleep(0.01)
-        self._process = None  # never signalled again: its number may be reused
+        self._process = None  # not to be signalled again: another process may get its number
 
 
 @dataclass
@@ -268,7 +261,7 @@ class Supervisor:
 
     def check(self) -> None:
         """Check the server, and restart it if it has failed; give up after too many restarts."""
-        if self._restarts > _MAX_RESTARTS:
+        if self._restarts > _MAX_RESTARTS:  # it has given up
             return
         failure = self._failure()
         if failure is None:
@@ -287,16 +280,16 @@ class Supervisor:
             say("vllm", f"{server.url} cannot be started: {error}")
 
     def _failure(self) -> str | None:
-        """Return why the server has to be restarted; None where it works, is busy, or is still starting."""
+        """Return why the server has to be restarted; None if it works, is busy, or is still starting."""
         if self.server.has_ended:
             return "has ended"
         health, now = self.server.health(), self.clock()
-        if health is Health.READY:
+        if health == "ready":
             self._answered, self._restarts = now, 0
         elif self._answered is None:
             if now - self._started > self.start_deadline_s:
                 return f"does not answer {self.start_deadline_s:g} s after its start"
-        elif health is Health.BROKEN:
+        elif health == "broken":
             return "no longer serves requests (its engine is dead or its socket closed)"
         elif now - self._answered > self.health_deadline_s:
             return f"has not answered for {self.health_deadline_s:g} s"

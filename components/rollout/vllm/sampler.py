@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -34,15 +35,15 @@ _MAX_PROBE_TOKENS = 16
 def complete(
     engine: VllmServers, checkpoint: Checkpoint, problems: Sequence[Problem], sampling: Sampling
 ) -> list[list[Completion]]:
-    """Return the completions of each problem by an engine; the weights in `checkpoint` are not used.
+    """Return the completions of each problem, sampled by an engine; the weights in `checkpoint` are not used.
 
-    Stop texts, and calls in fenced blocks, need an engine that was started with a tokenizer. While a policy trains on a
-    GPU, requests have no seeds: with seeds vLLM samples row by row, and repeats nothing anyway, as its batches depend
-    on time. Each later turn has another seed.
+    Stop texts, and calls in fenced blocks, need an engine that was started with a tokenizer. If `checkpoint` is on a
+    GPU, requests have no seeds: with seeds vLLM samples row by row, and its results still vary, as its batches depend
+    on time.
     """
     seeds: Sequence[int | None] = [None] * len(problems)
     if checkpoint.device.type != "cuda":
-        # One for each group: vLLM adds the number of the completion in its group.
+        # A seed for each group: vLLM adds the number of the completion in its group.
         generator = random.Random(sampling.seed)
         seeds = [generator.getrandbits(53) for _ in problems]
     groups = RolloutContext(checkpoint, sampling, max_tokens=engine.max_tokens).begin(problems)
@@ -61,7 +62,7 @@ def _params(checkpoint: Checkpoint, sampling: Sampling, stop: Sequence[str]) -> 
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
-        # The end tokens of the policy, whatever the model's generation_config.json says.
+        # Only the end tokens of the policy end a completion, not those in the model's generation_config.json.
         "stop_token_ids": list(checkpoint.end_ids),
         "ignore_eos": True,
         "logprobs": 0,
@@ -79,7 +80,7 @@ class _Turns:
         turn_stops = checkpoint.format.turn_stops if sampling.environments is not None else ()
         self._params = _params(checkpoint, sampling, (*sampling.stop, *turn_stops))
         self._answers: SimpleQueue[tuple[Future[Any], list[Trajectory]]] = SimpleQueue()
-        """Answers of the engine and of environments, each with the trajectories it is for."""
+        """Answers of the engine and of environments, each with the trajectories that receive it."""
         self._places: dict[Trajectory, tuple[int, int]] = {}
         """The index of each trajectory's problem, and its number in the group."""
         self._num_open = 0
@@ -95,13 +96,13 @@ class _Turns:
         try:
             while self._num_open:
                 answer, trajectories = self._answers.get()
-                self._hand_over(answer.result(), trajectories)
+                self._receive(answer.result(), trajectories)
         finally:
             for each in self._places:
                 each.close()
 
-    def _hand_over(self, answer: Answer | list[SampledTokens], trajectories: Sequence[Trajectory]) -> None:
-        """Give trajectories the answer of their environment or engine, and begin what they need next."""
+    def _receive(self, answer: Answer | list[SampledTokens], trajectories: Sequence[Trajectory]) -> None:
+        """Add the answer of their environment or engine to trajectories, and request the next one."""
         if isinstance(answer, Answer):
             (trajectory,) = trajectories
             trajectory.receive(answer)
@@ -128,6 +129,7 @@ class _Turns:
         self._wait_for(self._submit(request), trajectories)
 
     def _wait_for(self, answer: "Future[Any]", trajectories: list[Trajectory]) -> None:
+        """Put the answer into the queue when it is there."""
         answer.add_done_callback(lambda each: self._answers.put((each, trajectories)))
 
 
@@ -160,7 +162,7 @@ class VllmSampler:
         )
 
     def update_weights(self, version: int) -> float:
-        """See `Sampler`; the current version is not sent again."""
+        """See `Sampler`; does nothing if the engine has this version."""
         started = time.monotonic()
         if version != self._version:
             previous, self._version = self._version, version
@@ -169,7 +171,7 @@ class VllmSampler:
                 self.engine.set_weights(version, self._folder / str(version))
             else:
                 self._send(version)
-            self._verify()
+            self._verify_logprobs()
             self._policy.ranks.barrier("the end of loading weights")
             if previous is not None and self._policy.ranks.is_main:
                 shutil.rmtree(self._folder / str(previous), ignore_errors=True)
@@ -191,7 +193,7 @@ class VllmSampler:
         adapters_only = self.engine.synchronise == "adapters"
         with self._policy.gather_full_parameters(only_trained=adapters_only):
             if self._policy.ranks.is_main:
-                for path in self._folder.glob("*"):  # also what a killed run has left
+                for path in self._folder.glob("*"):  # also those that a killed run has left
                     if path.name != str(previous):
                         shutil.rmtree(path, ignore_errors=True)
                 partial = self._folder / f".{version}.partial"
@@ -203,11 +205,11 @@ class VllmSampler:
                 partial.rename(self._folder / str(version))
         self._policy.ranks.barrier("the writing of weights")
 
-    def _verify(self) -> None:
-        """Compare the engine's log-probabilities of the probes with the trainer's; StaleWeightsError if they differ."""
+    def _verify_logprobs(self) -> None:
+        """Raise StaleWeightsError if log-probabilities of the probes by a server differ from the trainer's."""
         num_tokens = sum(len(probe.completion_ids) for probe in self._probes)
         new_M = completion_logprobs(self._policy, self._batches, num_tokens).cpu()
-        for name, logprobs in self.engine.score(self._probes, self._temperature).items():
-            sampler_M = torch.tensor([logprob for each in logprobs for logprob in each], dtype=torch.float64)
-            verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=name)
+        for url, logprobs_of_probes in self.engine.score(self._probes, self._temperature).items():
+            sampler_M = torch.tensor(list(chain(*logprobs_of_probes)), dtype=torch.float64)
+            verify_logprobs(sampler_M, new_M, self._logprobs_M, max_mismatch=self._max_mismatch, name=url)
         self._logprobs_M = new_M

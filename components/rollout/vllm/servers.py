@@ -57,14 +57,14 @@ class SampledTokens(NamedTuple):
 
 
 Submit = Callable[[Request], "Future[list[SampledTokens]]"]
-"""Begins to complete a request, which runs at the same time as those begun before."""
+"""Begins to complete a request, at the same time as those begun before; returns the future completions."""
 
 
 def scoring_requests(sequence: TokenSequence, temperature: float) -> list[Request]:
     """Return the requests for the log-probabilities of the completion tokens of a sequence, in their order.
 
-    The answer to a request has the log-probability of `logprob_token_ids` as the token after the prompt. At temperature
-    1 vLLM also returns those of the prompt's tokens: one request is enough. Otherwise each token takes a request.
+    The answer to a request has the log-probability of one token, `logprob_token_ids`, after the prompt. At temperature
+    1 vLLM also returns those of prompt tokens: then one request is enough. Otherwise each token needs a request.
     """
     ids = sequence.prompt_ids + sequence.completion_ids
     params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "detokenize": False, "ignore_eos": True}
@@ -88,7 +88,7 @@ class _UnixConnection(urllib3.connection.HTTPConnection):
         try:
             connection.settimeout(self.timeout)
             connection.connect(self._path)
-            # While a server is restarted, another user may create a socket at this path.
+            # During a restart of the server, another user could create a socket at this path.
             _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if user != os.getuid():
                 raise PermissionError(f"{self._path} is a socket of another user ({user})")
@@ -113,9 +113,11 @@ def connections(url: str) -> urllib3.HTTPConnectionPool:
 
 
 class RequireKey:
-    """Middleware of vLLM's server in a pod: it refuses requests without the key of the job."""
+    """Middleware of vLLM's server in a pod: it refuses requests without the key of the job.
 
-    # vLLM's own --api-key does not protect the endpoints that replace weights and write files.
+    vLLM's own --api-key does not protect the endpoints that replace weights and write files.
+    """
+
     def __init__(self, app: Any) -> None:
         self._app, self._expected = app, f"Bearer {os.environ[KEY_VARIABLE]}".encode()
 
@@ -130,21 +132,22 @@ class RequireKey:
 
 
 class ServerLostError(Exception):
-    """The server does not answer, or has wrong weights: it gets no request until it is brought up to date."""
+    """The server does not answer, or has wrong weights: it gets no requests until it has the current weights."""
 
 
 class VllmClient:
     """The calls of one server, and the state of the connection to it."""
 
     def __init__(self, url: str, request_deadline_s: float, *, uses_adapters: bool = False) -> None:
-        """With `uses_adapters`, the name of each version but the initial one also names its adapters in vLLM."""
+        """With `uses_adapters`, vLLM knows the adapters of each version by the name of the version."""
         self.url, self._request_deadline_s, self._uses_adapters = url, request_deadline_s, uses_adapters
         self._pool = connections(url)
         self.in_flight = 0
         """Completion requests that the server has not answered yet."""
         self.lost: str | None = None
-        """Why the server is not used; None while it is."""
+        """Why the server is not used; None while it is used."""
         self.retry_at = 0.0
+        """The time, by `time.monotonic`, after which a lost server is tried again."""
         self.transfer: Any = None
         """The `Transfer` that sends it weights from this process; None before the first, and after it was lost."""
 
@@ -166,23 +169,24 @@ class VllmClient:
                 pairs = zip(answer["prompt_logprobs"][start:], request.prompt_ids[start:], strict=True)
                 logprobs += [by_token[str(token)]["logprob"] for by_token, token in pairs]
             candidates = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-            token = request.params["logprob_token_ids"][0]
-            logprobs.append(next(each["logprob"] for each in candidates if each["token_id"] == token))
+            last_token = request.params["logprob_token_ids"][0]
+            logprobs.append(next(each["logprob"] for each in candidates if each["token_id"] == last_token))
         return logprobs
 
     def version(self) -> str:
-        """Return the version of the weights it samples from."""
+        """Return the version of the weights that the server samples from."""
         return str(self._call("GET", "/weight_info", None, _CONTROL_S)["weight_version"])
 
     @contextmanager
-    def changing_weights(self, version: str, sent: Mapping[str, Tensor]) -> Iterator[None]:
-        """Pause the server while the block replaces the weights by `sent`; then verify them and set their version.
+    def changing_weights(self, version: str, expected: Mapping[str, Tensor]) -> Iterator[None]:
+        """Pause the server while the block loads weights; then verify that it has the `expected`, and set the version.
 
         Requests in flight are finished before; requests that arrive meanwhile wait for the new weights.
         """
         self.post("pause?mode=wait&clear_cache=true", {})
         yield
-        verify_weights(sent, self.call_workers("loaded_weights", shapes=shapes(sent)), name=self.url)
+        loaded = self.call_workers("loaded_weights", shapes=shapes(expected))
+        verify_weights(expected, loaded, name=self.url)
         self._call("POST", "/update_weight_version", {"new_version": version}, _CONTROL_S)
         self._call("POST", "/resume", {}, _CONTROL_S)
 
@@ -195,7 +199,7 @@ class VllmClient:
                 raise
 
     def num_workers(self) -> int:
-        """Return how many of the server's processes hold the weights or a part of them."""
+        """Return the number of the server's processes that hold the weights, or a part of them."""
         return int(self._call("GET", "/get_world_size", None, _CONTROL_S)["world_size"])
 
     def post(self, endpoint: str, body: dict[str, Any]) -> Any:
@@ -212,7 +216,7 @@ class VllmClient:
         return results
 
     def _generate(self, token_ids: tuple[int, ...], params: dict[str, Any], version: str) -> Any:
-        """Return vLLM's answer to a prompt; ServerLostError if it used the weights of another version."""
+        """Return vLLM's answer to a prompt; ServerLostError if it used weights of another version."""
         body = {"token_ids": token_ids, "sampling_params": params}
         if self._uses_adapters and version != INITIAL_VERSION:
             body["model"] = version
@@ -242,7 +246,7 @@ class VllmClient:
 
 
 def _reported_error(content: Any) -> str:
-    """Return the first line of an error: a text, {"message": ...}, {"error": ...} or {"error": {"message": ...}}."""
+    """Return the first line of an error, which is a text or {"message"}, {"error"} or {"error": {"message"}}."""
     for key in ("error", "message"):
         content = content.get(key, content) if isinstance(content, dict) else content
     return str(content).strip().split("\n", 1)[0][:500]
@@ -251,7 +255,7 @@ def _reported_error(content: Any) -> str:
 class VllmServers:
     """vLLM servers with one copy each of a model's weights, for this process alone or shared by all ranks of a run.
 
-    Methods raise RetryableError where no server has answered for `lost_deadline_s`.
+    Methods raise RetryableError if no server has answered for `lost_deadline_s`.
     """
 
     def __init__(
@@ -259,7 +263,7 @@ class VllmServers:
     ) -> None:
         """`base` is the model folder that the servers have started with, to which adapters are added.
 
-        Closing `owned` ends servers that belong to this process alone, and share its GPU; None for shared servers.
+        `owned` ends servers that belong to this process alone, and share its GPU, when it is closed; None for others.
         """
         self.shared = owned is None
         """Whether all ranks of a run use these servers, so that only one of them sends the weights."""
@@ -270,7 +274,7 @@ class VllmServers:
         self._servers = [VllmClient(url, config.request_deadline_s, uses_adapters=uses_adapters) for url in urls]
         self._lock = threading.Lock()
         self._folder: Path | None = None
-        """Where the current weights are; None for the initial ones, and for those sent from memory."""
+        """The folder of the current weights; None for the initial ones, and for those sent from memory."""
         self._version = INITIAL_VERSION
 
     @contextmanager
@@ -289,20 +293,20 @@ class VllmServers:
 
         def score(server: VllmClient) -> list[list[float]]:
             if server.lost is not None:  # it may have been restarted
-                self._bring_up_to_date(server)
+                self._load_current_weights(server)
             with ThreadPoolExecutor(_MAX_REQUESTS) as threads:
                 return list(threads.map(lambda each: server.score(each, temperature, self._version), sequences))
 
         return self._on_each(score)
 
     def set_weights(self, version: int, weights: Path | Mapping[str, Tensor] | None) -> None:
-        """Sample from these weights from now on, and drop the KV cache of others.
+        """Sample from these weights from now on, and drop the KV cache of earlier ones.
 
-        `weights` is a Hugging Face folder (of PEFT where adapters are synchronised), which must exist until the next
-        call, as a server that restarts reads it again; or tensors in this process's memory, with the names in such a
-        folder; or None if another process sends them. Each call has a new version. Several clients of the same servers
-        may each call this, with the same arguments. A server that is lost while tensors are sent is used again after
-        the next call. StaleWeightsError if a server does not compute with these weights afterwards, as it rounds them.
+        `weights` is a Hugging Face folder (of PEFT if adapters are synchronised), which must exist until the next call,
+        as a server that restarts reads it again; or tensors in this process's memory, with the names in such a folder;
+        or None if another process sends them. Each call has a new version. Several clients of the same servers may each
+        call this, with the same arguments. A server that is lost while tensors are sent is used again after the next
+        call. StaleWeightsError if a server does not compute with these weights, in its precision, afterwards.
         """
         self._wake()
         self._version = str(version)
@@ -310,7 +314,7 @@ class VllmServers:
         if isinstance(weights, Mapping):
             self._on_each(lambda server: self._send(server, weights))
         else:
-            self._on_each(self._bring_up_to_date)
+            self._on_each(self._load_current_weights)
 
     def sleep(self) -> None:
         """See `Sampler`; servers that do not share the GPU of a rank keep their memory."""
@@ -326,13 +330,14 @@ class VllmServers:
             self._owned.close()
 
     def _wake(self) -> None:
+        """Load the weights of servers that sleep into GPU memory again."""
         if self._is_asleep:
             torch.cuda.empty_cache()  # returns memory that the update has freed, which vLLM needs
             self._on_each(lambda server: server.post("wake_up", {}))
             self._is_asleep = False
 
     def _complete(self, request: Request) -> list[SampledTokens]:
-        """Return the completions of the least busy server; if that is lost meanwhile, of another."""
+        """Return the completions by the least busy server, or by another one if that is lost meanwhile."""
         for _ in range(_MAX_TRIES):
             server = self._acquire()
             try:
@@ -358,7 +363,7 @@ class VllmServers:
             self._pause(_RETRY_S / 10, deadline)
 
     def _retry_lost(self) -> None:
-        """Bring one of the lost servers up to date, if its time has come."""
+        """Make a lost server load the current weights and use it again, if it is time to try one."""
         with self._lock:
             now = time.monotonic()
             server = next((each for each in self._servers if each.lost is not None and each.retry_at < now), None)
@@ -366,23 +371,23 @@ class VllmServers:
                 return
             server.retry_at = float("inf")  # no other thread tries it meanwhile
         try:
-            self._attempt(server, self._bring_up_to_date)
+            self._attempt(server, self._load_current_weights)
         except BaseException:
             server.retry_at = 0.0  # another request may try it
             raise
 
-    def _bring_up_to_date(self, server: VllmClient) -> None:
-        """Make a server load the current weights from their folder, unless it has them."""
+    def _load_current_weights(self, server: VllmClient) -> None:
+        """Make a server load the current weights from their folder and verify them, unless it has them already."""
         version = server.version()
         if version == self._version:
             return
         if self._folder is None:
             raise ServerLostError(f"it has weights {version}, not {self._version}")
-        sent, adapters_only = weights_in(self._folder), self.synchronise == "adapters"
+        expected, adapters_only = weights_in(self._folder), self.synchronise == "adapters"
         if adapters_only and version == INITIAL_VERSION:
             assert self._base is not None, "adapters are added to known weights"
-            sent |= weights_in(self._base)  # to verify the weights that a server has started with, once
-        with server.changing_weights(self._version, sent):
+            expected |= weights_in(self._base)  # the server has started with these, which were never verified
+        with server.changing_weights(self._version, expected):
             if adapters_only:
                 server.load_adapters(self._version, self._folder)
             else:
@@ -402,7 +407,7 @@ class VllmServers:
                 raise ServerLostError(str(error)) from None
 
     def _attempt(self, server: VllmClient, work: Callable[[VllmClient], _T]) -> list[_T]:
-        """Return the result of `work` in a list, and use the server from then on; an empty list if it is lost."""
+        """Return a list of the result of `work`, and use the server from now on; an empty list if it is lost."""
         try:
             result = work(server)
         except ServerLostError as error:
@@ -414,7 +419,7 @@ class VllmServers:
         return [result]
 
     def _mark_lost(self, server: VllmClient, error: ServerLostError) -> None:
-        """Stop using a server until it is brought up to date, which is tried after `_RETRY_S`."""
+        """Stop using a server until it has loaded the current weights, which is tried after `_RETRY_S`."""
         with self._lock:
             if server.lost is None:
                 say("vllm", f"{server.url} is lost: {error}")
@@ -422,7 +427,7 @@ class VllmServers:
             server.retry_at = time.monotonic() + _RETRY_S
 
     def _on_each(self, work: Callable[[VllmClient], _T]) -> dict[str, _T]:
-        """Do work on all servers at once; return the results of those that answer, at least one, by URL."""
+        """Do `work` on all servers at once; return by URL the results of those that answer, once one does."""
         deadline = time.monotonic() + self._config.lost_deadline_s
         while True:
             with ThreadPoolExecutor(len(self._servers)) as threads:
@@ -439,4 +444,5 @@ class VllmServers:
         time.sleep(pause_s)
 
     def _reasons(self) -> str:
+        """Return why each server is lost."""
         return "; ".join(f"{server.url}: {server.lost or 'answers'}" for server in self._servers)

@@ -31,7 +31,7 @@ class Transfer:
         """`call` posts arguments to the server's endpoint of a name, such as `start_weight_update`."""
         self._backend, self._call, self._deadline_s = backend, call, deadline_s
         logging.getLogger("vllm").setLevel(logging.WARNING)  # only in this process; the server has its own log
-        # The GPU of the rank, not the current device, which differs in each thread.
+        # The GPU of the rank: the current device differs in each thread.
         self._source = _Source(torch.device("cuda", int(os.environ["LOCAL_RANK"])))
         self._engine: Any = None
 
@@ -64,7 +64,7 @@ class Transfer:
 
     def _connect(self, trainer_address: str, num_receivers: int) -> Any:
         """Return vLLM's sender for this process, which is rank 0 of its group with the receivers."""
-        client = SimpleNamespace(  # vLLM's `VLLMWeightSyncClient`
+        client = SimpleNamespace(  # has the methods of vLLM's `VLLMWeightSyncClient`
             init_weight_transfer_engine=lambda info: self._call("init_weight_transfer_engine", {"init_info": info}),
             start_weight_update=lambda: self._call("start_weight_update", {}),
             update_weights=lambda info: self._call("update_weights", {"update_info": _with_pickled_handles(info)}),
@@ -90,7 +90,7 @@ def _with_pickled_handles(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def address_towards(url: str) -> str:
-    """Return the address of this host in the network through which it reaches the host of `url`."""
+    """Return this host's address in the network through which it reaches the host of `url`."""
     parts = urlsplit(url)
     if parts.hostname is None:  # a Unix socket
         return "127.0.0.1"

@@ -1,7 +1,7 @@
 """Verification that a sampler computes with the weights it was sent, in two ways.
 
-Digests are exact. A sampler may fuse tensors, hold a part of them and round them to its own precision: it reports which
-piece of which tensor is where, with a digest, and the trainer compares the digest of the same piece of what it sent.
+Digests are exact. A sampler may fuse tensors, hold a part of them and round them to its own precision. So it reports
+each piece that it holds of a tensor, with a digest, and the trainer compares the digest of that piece of its tensor.
 Log-probabilities of probe tokens also show whether the sampler computes as the trainer does.
 
 Shape suffixes: M  the completion tokens of the probes, end to end.
@@ -25,24 +25,25 @@ _PLACE_FACTOR, _MIX_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2*
 """Constants of splitmix64, as signed integers."""
 _NAMES_SHOWN = 5
 _STALE = 0.5
-"""A sampler has the old weights if its log-probabilities are further than this on the way from the new ones (0) to the
-old ones (1), and differ from the new ones in that direction: the correlation of rounding, 64 tokens, is about 0.125."""
+"""A sampler has the old weights if its log-probabilities have moved more than this share of the way from the new ones
+to the old ones, and in that direction, with a cosine above this. By rounding, it is about 0.125 for 64 tokens."""
 
 
 class StaleWeightsError(PipelineError):
-    """A sampler does not sample from the weights that it was given."""
+    """A sampler does not sample from the weights that it was sent."""
 
 
 class Piece(NamedTuple):
     """A piece of a tensor that was sent, as a sampler holds it."""
 
     held_as: str
-    """The sampler's name of the tensor that it is in."""
+    """The name of the sampler's tensor that it is in."""
     sent_as: str
+    """The name of the tensor that was sent."""
     offset: int
     size: list[int]
     stride: list[int]
-    """Its place in the tensor that was sent as `sent_as`; in elements, as in `torch.as_strided`."""
+    """Its place in the tensor that was sent: in elements, as in `torch.as_strided`."""
     dtype: str
     """The type to which the sampler rounds it, such as `bfloat16`."""
     digest: str
@@ -57,7 +58,7 @@ class LoadedWeights(TypedDict):
 
 
 def verify_weights(sent: Mapping[str, Tensor], loaded: list[LoadedWeights], *, name: str) -> None:
-    """Raise StaleWeightsError where any process of a sampler computes with other weights than were sent."""
+    """Raise StaleWeightsError if any process of a sampler computes with other weights than were sent."""
     digests: dict[str, str] = {}
     errors = [reason for each in loaded for reason in each["unverified"]]
     for process in loaded:
@@ -66,8 +67,8 @@ def verify_weights(sent: Mapping[str, Tensor], loaded: list[LoadedWeights], *, n
             place = repr((piece.sent_as, piece.offset, piece.size, piece.stride, piece.dtype))
             if place not in digests:
                 tensor = sent[piece.sent_as].detach().contiguous()
-                part = tensor.as_strided(piece.size, piece.stride, tensor.storage_offset() + piece.offset)
-                digests[place] = digest(part, getattr(torch, piece.dtype))
+                sent_piece = tensor.as_strided(piece.size, piece.stride, tensor.storage_offset() + piece.offset)
+                digests[place] = digest(sent_piece, getattr(torch, piece.dtype))
             if piece.digest != digests[place]:
                 errors.append(f"{piece.held_as} differs from the {piece.sent_as} that was sent")
     if not loaded or not all(each["pieces"] for each in loaded):
@@ -94,9 +95,8 @@ def verify_logprobs(sampler_M: Tensor, new_M: Tensor, old_M: Tensor | None, *, m
     if old_M is None:
         return
     to_old_M = old_M - new_M
-    length, distance = float(to_old_M.norm()), float(difference_M.norm())
-    product = float(difference_M @ to_old_M)
-    if product > _STALE * length**2 and product > _STALE * length * distance:
+    product, length, distance = float(difference_M @ to_old_M), float(to_old_M.norm()), float(difference_M.norm())
+    if product > _STALE * length**2 and product > _STALE * length * distance:  # the share of the way, the cosine
         raise StaleWeightsError(f"{name} still samples from the weights before the last update")
 
 
@@ -115,8 +115,8 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
 def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> str:
     """Return a digest of the values in their order, rounded to `dtype`; computed on a GPU if there is one.
 
-    It is the sum modulo 2^64 of a hash of each element: of its place and of the bits of its value as a float32, mixed
-    as in splitmix64. Subnormal values count as 0, since matrix units may flush them.
+    It is the sum modulo 2^64 of a hash of each element: its place and the bits of its value as a float32, mixed as in
+    splitmix64. Subnormal values count as 0, since matrix units may flush them.
     """
     device = tensor.device
     if not tensor.is_cuda and torch.cuda.is_available():

@@ -1,7 +1,7 @@
 """An extension of vLLM's worker processes: it loads weights, and reports with which weights they compute.
 
-How vLLM maps tensors is not repeated here: its own loading runs once more on tensors without memory (device `meta`),
-and the copies it makes are recorded. So this handles fused, sharded and tied tensors of any model as vLLM does.
+vLLM's own loading runs once more on tensors without memory (device `meta`), and the copies that it makes are recorded.
+So this follows vLLM for fused, sharded and tied tensors of any model.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class WeightLoading:
         if self.weights_version == version:
             return
         worker: Any = self
-        self.weights_version = ""  # until all is loaded: an error may leave weights of two versions
+        self.weights_version = ""  # until all are loaded: an error may leave weights of two versions
         worker.reload_weights(weights_path=folder)
         renew_output_layer(worker.model_runner.get_model())
         self.weights_version = version
@@ -65,15 +65,17 @@ class _View(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> "_View":
+        """Return the elements of a tensor."""
         return cls(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()))
 
     def within(self, tensor: Tensor) -> Tensor:
-        """Return these elements, where the offset counts from the first element of `tensor`."""
+        """Return these elements; the offset counts from the first element of `tensor`."""
         return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
 
 
 _Origin = tuple[str | int | None, _View]
-"""Where elements are copied from: the name of a sent tensor, a number they are filled with, or None if computed."""
+"""The origin of elements: the name of a sent tensor, a number that fills them, or None if they are computed; and the
+elements of that tensor."""
 
 
 def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: torch.dtype) -> LoadedWeights:
@@ -83,7 +85,7 @@ def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: tor
     skipped: they are not trained.
     """
     loaded = LoadedWeights(pieces=[], unverified=[])
-    layouts = _layouts(model)
+    layouts = _loading_layouts(model)
     try:
         copies = _recorded_copies(model, layouts, shapes, dtype)
     except Exception as error:  # the loading code of any model, which may not support tensors without memory
@@ -91,16 +93,16 @@ def loaded_weights(model: nn.Module, shapes: Mapping[str, list[int]], dtype: tor
         return loaded
     for name, module, attribute, parameter in _parameters(model):
         layout = layouts[id(parameter)]
-        origin_by_view = copies.get(_storage(layout), {})
-        num_loaded = sum(torch.Size(view.size).numel() for view in origin_by_view)
+        origins = copies.get(_storage_id(layout), {})
+        num_loaded = sum(torch.Size(view.size).numel() for view in origins)
         if num_loaded != layout.numel():
             loaded["unverified"].append(f"{name} is not loaded, or only in part")
             continue
-        values = list(_values(module, attribute, parameter, layout))
-        if not values:
+        held = list(_held_values(module, attribute, parameter, layout))
+        if not held:
             loaded["unverified"].append(f"{name} has a form that cannot be compared")
-        for each in values:
-            _add(loaded, name, each, layout.dtype, origin_by_view)
+        for values in held:
+            _add_pieces(loaded, name, values, layout.dtype, origins)
     return loaded
 
 
@@ -112,8 +114,8 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Para
                 yield f"{path}.{name}" if path else name, module, name, parameter
 
 
-def _layouts(model: nn.Module) -> dict[int, Tensor]:
-    """Return for each parameter, by its id, a tensor without memory in the layout that it had when it was loaded."""
+def _loading_layouts(model: nn.Module) -> dict[int, Tensor]:
+    """Return by the id of each parameter a tensor without memory in the layout that it had when it was loaded."""
     layouts: dict[int, Tensor] = {}
     for _, module, name, parameter in _parameters(model):
         if id(parameter) not in layouts:
@@ -127,7 +129,7 @@ def _layouts(model: nn.Module) -> dict[int, Tensor]:
 def _recorded_copies(
     model: nn.Module, layouts: Mapping[int, Any], shapes: Mapping[str, list[int]], dtype: torch.dtype
 ) -> dict[int, dict[_View, _Origin]]:
-    """Load weights of these shapes into the layouts instead of the parameters; return the copies by storage id."""
+    """Load weights of these shapes into the layouts instead of the parameters; return `_Recorder.copies`."""
     weights = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
     originals = [(module, name, parameter) for _, module, name, parameter in _parameters(model)]
     vllm_model: Any = model
@@ -148,7 +150,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, sources: Mapping[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sources = {_storage(tensor): name for name, tensor in sources.items()}
+        self._sources = {_storage_id(tensor): name for name, tensor in sources.items()}
         self.copies: dict[int, dict[_View, _Origin]] = {}
         """The origin of each part of a tensor, by the id of the tensor's storage; the last write to a part counts."""
 
@@ -156,30 +158,30 @@ class _Recorder(TorchDispatchMode):
         """Record an operation that writes into a tensor, and do it; PyTorch calls this for every operation."""
         if func is torch.ops.aten.copy_.default:
             source = args[1].expand(args[0].shape)
-            self._write(args[0], (self._sources.get(_storage(source)), _View.of(source)))
+            self._record(args[0], (self._sources.get(_storage_id(source)), _View.of(source)))
         elif func is torch.ops.aten.fill_.Scalar or func is torch.ops.aten.zero_.default:
             value = args[1] if len(args) > 1 else 0
-            self._write(args[0], (value, _View.of(args[0])))
+            self._record(args[0], (value, _View.of(args[0])))
         return func(*args, **(kwargs or {}))
 
-    def _write(self, target: Tensor, origin: _Origin) -> None:
+    def _record(self, target: Tensor, origin: _Origin) -> None:
         if target.numel():
-            self.copies.setdefault(_storage(target), {})[_View.of(target)] = origin
+            self.copies.setdefault(_storage_id(target), {})[_View.of(target)] = origin
 
 
-def _storage(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     """Return an id of a tensor's storage, which all views of the tensor share."""
     return int(tensor.untyped_storage()._cdata)
 
 
-def _values(module: nn.Module, attribute: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
+def _held_values(module: nn.Module, attribute: str, parameter: nn.Parameter, layout: Tensor) -> Iterator[Tensor]:
     """Yield each copy of a parameter that the module may compute with, in the layout for loading."""
     if parameter.shape == layout.shape:
         has_layout = parameter.stride() == layout.stride()
-        yield parameter.detach() if has_layout else _empty(layout).copy_(parameter.detach())
+        yield parameter.detach() if has_layout else _empty_like(layout).copy_(parameter.detach())
     if attribute == "weight" and hasattr(module, _PACKED) and layout.ndim == 2:
         # Products with the unit vectors give the packed matrix itself, exactly.
-        unpacked_OI, num_inputs = _empty(layout), layout.shape[1]
+        unpacked_OI, num_inputs = _empty_like(layout), layout.shape[1]
         for first in range(0, num_inputs, _INPUTS_AT_ONCE):
             count = min(_INPUTS_AT_ONCE, num_inputs - first)
             units_UI = torch.eye(count, num_inputs, dtype=layout.dtype).roll(first, 1)
@@ -187,12 +189,15 @@ def _values(module: nn.Module, attribute: str, parameter: nn.Parameter, layout: 
         yield unpacked_OI
 
 
-def _empty(layout: Tensor) -> Tensor:
+def _empty_like(layout: Tensor) -> Tensor:
+    """Return a tensor with memory in this layout."""
     return torch.empty_strided(tuple(layout.shape), layout.stride(), dtype=layout.dtype)
 
 
-def _add(loaded: LoadedWeights, name: str, values: Tensor, dtype: torch.dtype, origins: dict[_View, _Origin]) -> None:
-    """Add a piece for each part of a parameter that is copied from a sent tensor, or why it is unverified."""
+def _add_pieces(
+    loaded: LoadedWeights, name: str, values: Tensor, dtype: torch.dtype, origins: Mapping[_View, _Origin]
+) -> None:
+    """Add a piece for each part of a parameter that is copied from a sent tensor, or why the part is unverified."""
     for view, (source, source_view) in origins.items():
         part = view.within(values)
         if isinstance(source, str):
@@ -222,9 +227,10 @@ def loaded_adapters(manager: Any, shapes: Mapping[str, list[int]]) -> LoadedWeig
             loaded["unverified"].append(f"vLLM's loading of adapters into {name} cannot be traced: {error}")
             continue
         for matrix, origins in copies:
-            if int(matrix[slot].count_nonzero()) != sum(int(view.within(matrix).count_nonzero()) for view in origins):
+            num_sent = sum(int(view.within(matrix).count_nonzero()) for view in origins)
+            if int(matrix[slot].count_nonzero()) != num_sent:
                 loaded["unverified"].append(f"the adapter of {name} has elements that were not sent")
-            _add(loaded, f"the adapter of {name}", matrix, matrix.dtype, origins)
+            _add_pieces(loaded, f"the adapter of {name}", matrix, matrix.dtype, origins)
     missing = sent.keys() - {piece.sent_as for piece in loaded["pieces"]}
     loaded["unverified"] += [f"{name} is not loaded" for name in sorted(missing)]
     return loaded
@@ -234,7 +240,7 @@ def _adapter_copies(
     layer: Any, slot: int | None, name: str, packed: Sequence[str] | None, sent: Mapping[str, Tensor]
 ) -> list[tuple[Tensor, dict[_View, _Origin]]]:
     """Return each matrix of a layer, with the parts of it that vLLM's own loading copies from sent tensors."""
-    names = packed or [name]  # of the layers that vLLM has fused into this one, such as q_proj, k_proj and v_proj
+    names = packed or [name]  # the layers that vLLM has fused into this one, such as q_proj, k_proj and v_proj
     a = [sent.get(f"{SAVED_PREFIX}{each}.lora_A.weight") for each in names]
     b = [sent.get(f"{SAVED_PREFIX}{each}.lora_B.weight") for each in names]
     stacked_a, stacked_b = layer.lora_a_stacked, layer.lora_b_stacked
@@ -245,21 +251,20 @@ def _adapter_copies(
         layouts = (*layer.lora_a_stacked, *layer.lora_b_stacked)
         with recorder:
             if any(each is not None for each in a):
-                layer.set_lora(slot, a if packed else a[0], b if packed else b[0])
+                layer.set_lora(slot, a if packed else a[0], b if packed else b[0])  # a fused layer takes lists
     finally:
         layer.lora_a_stacked, layer.lora_b_stacked = stacked_a, stacked_b
     copies = []
     for matrix, layout in zip((*stacked_a, *stacked_b), layouts, strict=True):
-        origins = recorder.copies.get(_storage(layout), {})
-        copies.append((matrix, {view: each for view, each in origins.items() if isinstance(each[0], str)}))
+        origins = recorder.copies.get(_storage_id(layout), {})
+        copies.append((matrix, {view: origin for view, origin in origins.items() if isinstance(origin[0], str)}))
     return copies
 
 
 def renew_output_layer(model: Any) -> None:
-    """Renew the output layer's copy of the weights that it shares with the embeddings, after new ones were loaded.
+    """Renew an output layer's packed copy, on CPUs, of weights that it shares with the embeddings: loading does not.
 
-    The layer has such a copy, a packed one, on CPUs, and loading does not renew it. Some models, such as Gemma, have no
-    separate output layer; loading renews the copy of their embeddings.
+    Some models, such as Gemma, have no separate output layer; loading renews the copy of their embeddings.
     """
     head = getattr(model, "lm_head", None)
     if model.config.tie_word_embeddings and head is not None:

@@ -32,6 +32,7 @@ from components.cluster.kube import Json, TrainJobs
 from components.preflight.config import Params, load_params
 from components.register.registry import POLICY
 from components.register.snapshot import DIGESTS_FILE
+from components.report.formatting import duration
 from components.shared import lineage
 from components.shared.deployment import MOUNT, DeploymentConfig
 from components.shared.environment import CA_VARIABLE, ENDPOINT_VARIABLES, NAMESPACE_VARIABLE, TOKEN_FILE_VARIABLES
@@ -40,7 +41,7 @@ from pipelines.cli import main as grpo_pipeline
 from pipelines.cluster.kubeflow import Kubeflow
 from pipelines.cluster.runs import in_words
 from pipelines.cluster.stages import CACHED, FINISHED, stages
-from pipelines.run.screen import Screen, Style, duration
+from pipelines.run.screen import Screen, Style
 from pipelines.tables import aligned
 
 ROOT = Path(__file__).parents[3]
