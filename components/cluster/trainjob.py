@@ -86,7 +86,7 @@ class _ClusterRun:
             try:
                 return self._attempt(last=not retries_left)
             except RetryableError as error:
-                if error.is_final:
+                if error.is_final:  # a stop was requested, or a wait took its whole time
                     raise
                 if not retries_left:
                     raise RetriesExhaustedError(str(error)) from error
@@ -182,9 +182,10 @@ class _ClusterRun:
         return created
 
     def _take_turn(self, phase: Phase) -> None:
-        """Release the work folder while the job is queued; lock it and let the pods begin once the job is admitted.
+        """Release the work folder while the job is in a queue; lock it and let the pods begin once it is admitted.
 
-        While the job is queued, other runs may do the same work. OvertakenError if one of them has finished it.
+        Meanwhile other runs may do the same work; OvertakenError if one has finished it. Without a queue in the config,
+        a suspended job keeps its turn.
         """
         work = current_work()
         if phase is Phase.QUEUED and self._stage.config.queue is not None:

@@ -328,10 +328,10 @@ class LogStream:
 
     def _read(self, *, follow: bool) -> None:
         """Print the lines that follow those already printed: up to now, or with `follow` as they appear."""
-        last_time, num_to_skip = self._last_time, self._num_at_last_time
+        printed_until, num_to_skip = self._last_time, self._num_at_last_time
         since = None
-        if last_time:  # in UTC and whole seconds, so that some lines are read again
-            since = datetime.fromisoformat(last_time).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        if printed_until:  # in UTC and whole seconds, so that some lines are read again
+            since = datetime.fromisoformat(printed_until).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._response = response = self._jobs.log(self._pod, NODE, follow=follow, since=since)
         try:
             for raw_line in response:
@@ -342,12 +342,12 @@ class LogStream:
                 if not _TIMESTAMP.fullmatch(timestamp):  # a message of the kubelet, such as that it cannot read the log
                     self._print_line(line)
                     continue
-                if timestamp < last_time:
+                if timestamp < printed_until:
                     continue
-                if timestamp == last_time and num_to_skip > 0:
+                if timestamp == printed_until and num_to_skip > 0:
                     num_to_skip -= 1
                     continue
-                last_time = ""  # all further lines are new
+                printed_until = ""  # all further lines are new
                 self._num_at_last_time = self._num_at_last_time + 1 if timestamp == self._last_time else 1
                 self._last_time, self.last_active_s = timestamp, self._clock.monotonic()
                 self.lines.append(text)

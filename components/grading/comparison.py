@@ -187,8 +187,9 @@ def _compare_parts(expected: Answer, actual: Answer, first: Structure, second: S
         if is_first_union != is_second_union:
             return Decision(False, Reason.OTHER_RELATION)
     is_region = r"\emptyset" in (expected.text, actual.text) or r"\setminus" in expected.text + actual.text
-    has_single_value = Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_region
-    if kinds <= {Kind.LIST, Kind.SET, Kind.UNION} or has_single_value:
+    # A region such as the empty set, or the reals without 1, is an expression, but no member of a list.
+    is_value_and_list = Kind.EXPRESSION in kinds and kinds & {Kind.LIST, Kind.SET} and not is_region
+    if kinds <= {Kind.LIST, Kind.SET, Kind.UNION} or is_value_and_list:
         return _compare_members(first.parts, second.parts)
     if kinds <= {Kind.TUPLE, Kind.MATRIX} or kinds == {Kind.LIST, Kind.TUPLE}:
         return _compare_elements(first, second)

@@ -40,10 +40,7 @@ _MAX_PRIME = 10**6
 
 
 def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
-    """Return why an answer with the right value is refused; None for an answer that counts.
-
-    An answer that is written like the expected answer always counts.
-    """
+    """Return why an answer with the right value is refused; None for an answer that counts."""
     if _CHOICE.fullmatch(gold.text):  # the text of the right choice is in the question
         return None
     if question and _is_in_old_unit(question, gold, answer):
@@ -59,7 +56,7 @@ def evasion(question: str, gold: Answer, answer: Answer) -> Reason | None:
                 return reason
     if answer.number or _has_result(structure, gold):
         return None
-    # Without the question, only sums and products of numbers are refused.
+    # With or without a question, a sum or product to work out is refused where numbers are expected.
     wants_numbers = all(r"\infty" in latex or parse(latex).number for latex, _ in expected)
     return Reason.SETUP if wants_numbers and any(_is_open(latex) for latex, _ in values) else None
 

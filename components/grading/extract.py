@@ -69,7 +69,8 @@ def has_reasoning(text: str, policy: AnswerPolicy) -> bool:
     answer = find_answer(text, policy)
     if answer is None:
         return False
-    thoughts, before = text.rpartition(_THOUGHT_END)[0], outside_thoughts(text)[: answer.place]
+    thoughts = text.rpartition(_THOUGHT_END)[0]
+    before = outside_thoughts(text)[: answer.place]
     return bool(_NOT_REASONING.sub("", thoughts + before))
 
 

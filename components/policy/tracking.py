@@ -149,7 +149,7 @@ class _TrackerThread:
         self._rows: queue.SimpleQueue[tuple[Row, Samples] | None] = queue.SimpleQueue()
         """Steps with their completions; None at the end of the training."""
         self._status = ""
-        # A daemon: a process that exits in another way does not wait for it.
+        # A daemon: if an error ends the process before `finish`, the process does not wait for this thread.
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 

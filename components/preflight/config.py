@@ -97,12 +97,12 @@ def load_params(path: Path) -> Params:
 
 
 def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
-    """Return a line for each error in the sections of a params file; with the file and line of its key if in `path`."""
+    """Return a line for each error in the sections of a params file; it names file and line if the key is in `path`."""
     secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
     errors = problems(Params, values, name="", path=path)
-    for section, key in SHARED_KEYS:  # a key that is taken from another section repeats the errors there
-        errors = [line for line in errors if f"{section}.{key}" not in line or key in values.get(section, {})]
-    return secrets + errors
+    # A key that is taken from another section repeats the errors there.
+    repeated = [f"{section}.{key}" for section, key in SHARED_KEYS if key not in values.get(section, {})]
+    return secrets + [line for line in errors if not any(key in line for key in repeated)]
 
 
 def stage_sections(params: Params) -> Sections:
@@ -244,7 +244,7 @@ def _too_few_problems(params: Params) -> Iterator[str]:
     for key, (split, minimum) in minimums.items():
         sizes = [source.max_problems(split) for source in params.prepare_data.sources]
         total = sum(size for size in sizes if size is not None)
-        if None not in sizes and 0 < total < minimum:
+        if None not in sizes and 0 < total < minimum:  # None is unknown, and `_empty_splits` reports 0
             yield f"{key}: is {minimum:,}, and prepare_data.sources has at most {total:,} {split} problems"
 
 

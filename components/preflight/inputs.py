@@ -84,14 +84,14 @@ def unusable_environment(params: Params, *, trained_here: bool = False) -> list[
 
 def unusable_tools(params: Params) -> Iterator[str]:
     """Yield a line for each error in the tools of training, and in those of evaluation if tools or prompts differ."""
-    in_training, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
-    yield from wrong_tools(in_training, TOOLS, _coding_sources(params, tuple(Split)))
+    trained, protocol = params.train_sft.model, PROTOCOLS[params.evaluate.protocol]
+    yield from wrong_tools(trained, TOOLS, _coding_sources(params, tuple(Split)))
     changes: dict[str, object] = {"tools": params.evaluation_tools}
-    if protocol.prompt is not None:
+    if protocol.prompt is not None:  # otherwise evaluation has the prompt of training
         changes["chat"] = ChatConfig(system=params.evaluate.system_prompt) if protocol.chat else None
-    in_evaluation = in_training.model_copy(update=changes)
-    if in_evaluation != in_training:
-        yield from wrong_tools(in_evaluation, "evaluate.tools", _coding_sources(params, (params.evaluate.split,)))
+    evaluated = trained.model_copy(update=changes)
+    if evaluated != trained:
+        yield from wrong_tools(evaluated, "evaluate.tools", _coding_sources(params, (params.evaluate.split,)))
 
 
 def _coding_sources(params: Params, splits: Sequence[Split]) -> list[str]:

@@ -278,9 +278,10 @@ def text(columns: dict[str, Any], *names: str) -> str:
 
 def text_or_number(columns: dict[str, Any], *names: str) -> str:
     """Return the first of the named columns that has a value, as text; whole numbers lose their decimals (72.0: 72)."""
-    value = next((columns[name] for name in names if columns.get(name) is not None), None)
+    name = next((name for name in names if columns.get(name) is not None), names[0])
+    value = columns.get(name)
     if isinstance(value, list) and len(value) == 1:  # datasets for several rewards have lists of answers
-        return text_or_number({names[0]: value[0]}, names[0])
+        return text_or_number({name: value[0]}, name)
     if type(value) is int:  # not a bool
         return str(value)
     if not isinstance(value, float | Decimal) or not math.isfinite(value):

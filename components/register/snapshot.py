@@ -362,7 +362,7 @@ class Snapshot:
         if config is None:
             raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
         read = self.read_storage(config, pointers, *options)
-        faults = list(read["faults"])
+        faults = list(read["faults"])  # messages, each with the files and folders that it is about
         for path in {**expected, **read["files"]}:
             if any(_is_below(path, missing) for missing in read["faults"].values()):
                 continue  # already reported

@@ -328,11 +328,11 @@ def outcomes_of(pairs: Sequence[Pair]) -> dict[str, Outcome]:
 
 
 def _outcome(pairs: Sequence[Pair]) -> Outcome:
-    flexibly_right = [[answer.flexible.verdict == "right" for answer in pair] for pair in pairs]
+    flexibly_right = [(pair.first.flexible.verdict == "right", pair.grpo.flexible.verdict == "right") for pair in pairs]
     return Outcome(
         PairedCounts.of(pair.right for pair in pairs),
-        PairedCounts.of(pair.right for pair in pairs if pair.first.answered and pair.grpo.answered),
-        PairedCounts.of((first, grpo) for first, grpo in flexibly_right),
+        answered=PairedCounts.of(pair.right for pair in pairs if pair.first.answered and pair.grpo.answered),
+        flexible=PairedCounts.of(flexibly_right),
         truncated=(sum(pair.first.truncated for pair in pairs), sum(pair.grpo.truncated for pair in pairs)),
         unscorable=(
             sum(pair.first.verdict == "unscorable" for pair in pairs),

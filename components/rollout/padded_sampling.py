@@ -63,7 +63,7 @@ class _Done(StoppingCriteria):  # type: ignore[misc]
 def run_to_completion(
     checkpoint: Checkpoint, trajectories: Sequence[Trajectory], temperature: float, uniform_RT: Tensor
 ) -> None:
-    """Sample until every trajectory is done or has forked.
+    """Extend the trajectories by sampled tokens until each is done or has forked.
 
     Only prompts of equal length are read together, so that none is padded: a recurrence would read the padding.
     `uniform_RT` has a number in [0, 1) for each token that may be sampled.
@@ -79,7 +79,7 @@ def run_to_completion(
             ids_RS,
             attention_mask=torch.ones_like(ids_RS),
             max_new_tokens=uniform_RT.shape[1] + (tools.max_environment_tokens if tools else 0),
-            do_sample=False,
+            do_sample=False,  # `_NextToken` samples, and appends to the trajectories
             eos_token_id=[],  # a turn that ends need not end its row
             pad_token_id=pad,
             logits_processor=LogitsProcessorList([_NextToken(rows, temperature, uniform_RT[numbers], pad)]),

@@ -106,14 +106,14 @@ def _unavailable(reason: str) -> PipelineError:
 
 
 def _run_process(code: str, calls: Sequence[str]) -> tuple[bytearray, bytearray, str]:
-    """Run the request in a new process until it ends; return what it sent and printed, and how it ended."""
+    """Make the calls in a new process until it ends; return what it sent and printed, and how it ended."""
     with _start(code, calls) as process:
         try:
             sent, printed, ending = _watch(process)
         finally:
             process.kill()  # it cannot have started other processes
     status = process.returncode
-    if ending:
+    if ending:  # a limit was exceeded; otherwise the process had ended before it was killed here
         return sent, printed, ending
     if status == -signal.SIGKILL:
         ending = f"it used more than {CPU_S} s of processor time, or was killed for its memory"
