@@ -137,8 +137,9 @@ def _own_class(tools: ToolsConfig) -> Callable[..., Environment]:
         own_class: Callable[..., Environment] = _attribute(tools.environment)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
         kind: type[PipelineError] = PipelineError
-        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
-            kind = UnavailableHereError  # a package that the user's module imports is missing
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and not f"{module}.".startswith(f"{missing}."):  # a package that the user's module imports
+            kind = UnavailableHereError
         raise kind(
             f"{where}: module {module} cannot be imported ({type(error).__name__}: {error}); "
             "put it into the folder in which the command is run or into PYTHONPATH, or install it"

@@ -1,7 +1,7 @@
 """A params file as one typed object, and the checks that compare its sections."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,16 +195,18 @@ def _empty_splits(params: Params) -> Iterator[str]:
 def _unknown_sources(params: Params) -> Iterator[str]:
     """Yield a line for each key that names a source without problems of its split, and for each missing weight."""
     weights = params.train_grpo.prompts.source_weights or {}
-    names_by_key = [
+    names_by_key: list[tuple[str, Split, Iterable[str]]] = [
         ("report.gate.target", params.evaluate.split, params.report.gate.target),
-        ("train_grpo.prompts.source_weights", Split.TRAIN, sorted(weights)),
+        ("train_grpo.prompts.source_weights", Split.TRAIN, weights),
         ("train_grpo.reward.by_source", Split.TRAIN, params.train_grpo.reward.by_source),
     ]
     for key, split, names in names_by_key:
         sources = _sources(params, split)
-        for name in names:
-            if name not in sources:
-                known = ", ".join(sources) or "none"
+        known = ", ".join(sources) or "none"
+        for name in (name for name in names if name not in sources):
+            if isinstance(names, Mapping):  # perhaps in a file that is extended
+                yield f"{key}.{name}: not a source of {split} problems (null removes it); sources: {known}"
+            else:
                 yield f'{key}: no {split} problem comes from "{name}"; sources with {split} problems: {known}'
     all_sources = [source.name for source in params.prepare_data.sources]
     for name in params.train_sft.model.prompts:

@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Contamination:
-    """A train problem and the test problem that is closest to it."""
+    """A train (or dev) problem and the test (or dev) problem that is closest to it."""
 
     train: str
     """Id of the train problem."""

@@ -248,12 +248,12 @@ class Registry(Snapshot):
 
     def _has_changed(self, tag_refs: Sequence[str], branch: str | None) -> bool:
         """Return whether somebody else has pushed one of the tags, or to the branch, since the registry was read."""
-        branch_ref = f"refs/heads/{branch or self._branch}"
-        listed = self.repository.git("ls-remote", "origin", *tag_refs, branch_ref).splitlines()
+        branch_refs = [f"refs/heads/{branch}"] if branch else []
+        listed = self.repository.git("ls-remote", "origin", *tag_refs, *branch_refs).splitlines()
         commits = {ref: commit for commit, ref in (line.split("\t") for line in listed)}
         if any(ref in commits for ref in tag_refs):
             return True
-        return branch is not None and commits.get(branch_ref) != self.newest_commit(branch)
+        return branch is not None and commits.get(f"refs/heads/{branch}") != self.newest_commit(branch)
 
 
 @contextmanager

@@ -318,10 +318,9 @@ class Snapshot:
         """Read a version from git; PipelineError if it has no digests, or its tag has other ones."""
         tag = version.tag
         files, faults = self._files(version)
-        for name in (VERSION_FILE, DIGESTS_FILE):
+        for name, reason in ((VERSION_FILE, "it is damaged"), (DIGESTS_FILE, "it was registered by an older release")):
             if name not in files:
-                missing = f"{tag}: has no {name}: it was registered by an older release"
-                raise PipelineError(faults.get(name, missing))
+                raise PipelineError(faults.get(name, f"{tag}: has no {name}: {reason}"))
         _check_digest(version, json.loads(files[VERSION_FILE]), files[DIGESTS_FILE])
         expected: dict[str, str] = json.loads(files[DIGESTS_FILE])
         for path, content in files.items():

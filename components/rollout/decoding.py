@@ -40,8 +40,8 @@ class Decoding:
         self._trajectories = trajectories
         # Each prompt is read once for its group.
         position_X = torch.tensor([place for prompt in self.prompts for place in range(len(prompt))])
-        logits_PV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
-        logits_RV = logits_PV.repeat_interleave(self.cache.group_size, 0)
+        logits_RV = self._logits(self.prompts, position_X.to(self.checkpoint.device))
+        logits_RV = logits_RV.repeat_interleave(self.cache.group_size, 0)
         prompt_ids = [each.prompt_ids for each in trajectories]
         ready = self.cache.numbers
         # For each completion that waits for its environment, the number of calls after which it receives the answer.

@@ -301,6 +301,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
         if each["type"] == "extra_forbidden":
             nearest = difflib.get_close_matches(str(location[-1]), fields, n=1)
             misspelt |= {(*each["loc"][:-1], field) for field in nearest}
+            nearest = nearest or list(_keys_named(model, location))
             hint = f"did you mean `{nearest[0]}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
             message = f"unknown key; {hint}"
         elif each["type"] == "missing":
@@ -343,6 +344,16 @@ def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[st
     return tuple(keys), fields
 
 
+def _keys_named(model: type[BaseModel], location: KeyPath, above: KeyPath = ()) -> Iterator[str]:
+    """Yield the keys below the first key of `location` that have the name of its last key."""
+    for name, field in model.model_fields.items():
+        if above or name == location[0]:
+            if name == location[-1]:
+                yield named((*above, name))
+            for inner in models_of(field):
+                yield from _keys_named(inner, location, (*above, name))
+
+
 def _tags(model: type[BaseModel]) -> tuple[object, ...]:
     """Return the values of a model's Literal fields, which distinguish it from other members of its union."""
     annotations = (field.annotation for field in model.model_fields.values())
@@ -358,6 +369,13 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
         return [model for part in get_args(annotation) for model in models_in(part)]
 
     return models_in(field.annotation)
+
+
+def with_place(path: Path, line: str) -> str:
+    """Return the line of an error, which begins with a dotted key, after the file and line that set the key, if any."""
+    keys = tuple(line.partition(": ")[0].split("."))
+    is_set = any(layer.depth(keys) == len(keys) for layer in _layers(path))
+    return f"{_place(path, keys) if is_set else path}: {line}"
 
 
 def _place(path: Path, keys: KeyPath) -> str:

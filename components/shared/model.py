@@ -251,7 +251,7 @@ def _explain_hub_errors(base: str) -> Iterator[None]:
         kind = _NoFileError if isinstance(error, EntryNotFoundError) else PipelineError
         if base.startswith("~"):
             raise kind(f"{base}: no such folder (~ is not expanded)") from None
-        if base.startswith(("/", "./", "../")):
+        if base.startswith(("/", "./", "../")) or base.count("/") > 1:  # not the name of a model on the hub
             raise kind(f"{base}: no such folder") from None
         if isinstance(error, LocalEntryNotFoundError) and not constants.HF_HUB_OFFLINE:
             raise kind(f"{base}: no such folder, and the hub cannot be reached") from None

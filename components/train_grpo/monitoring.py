@@ -171,15 +171,11 @@ def missing_signal(config: TrainGRPOConfig, curves: Sequence[Row]) -> str | None
     if config.teacher:
         return None
     rows = list(takewhile(_teaches_nothing, reversed(curves)))
-    pairs = [(name, column_mean(rows, column)) for name, column in _COLUMNS_SHOWN.items()]
-    means = {name: mean for name, mean in pairs if mean is not None}
-    shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
-    advice = _what_to_change(config, {**means, "right": means.get("accuracy", 0.0)})
-    problem = f"no learning signal in the last {len(rows)} steps: the rewards of each group were all equal ({shown})"
+    problem = f"no learning signal in the last {len(rows)} steps: {_equal_rewards(config, rows)}"
     if 0 < config.reward.max_steps_without_signal <= len(rows):
-        return f"{problem}. {advice}. To continue anyway, set {_SIGNAL_KEY}: 0"
+        return f"{problem}. To continue anyway, set {_SIGNAL_KEY}: 0"
     if len(rows) == _WARN_AFTER_STEPS:
-        say("train_grpo", f"warning: {problem}. {advice}")
+        say("train_grpo", f"warning: {problem}")
     return None
 
 
@@ -192,10 +188,17 @@ def require_learning(config: TrainGRPOConfig, curves: Sequence[Row]) -> None:
         and not config.teacher
         and all(row["groups_without_spread_fraction"] == 1 for row in curves)
     ):
-        raise PipelineError(
-            "no learning signal in any step of the run: the rewards of each group were all equal. A group needs right "
-            f"and wrong answers, or another reward that differs between them. To finish anyway, set {_SIGNAL_KEY}: 0"
-        )
+        problem = f"no learning signal in any step of the run: {_equal_rewards(config, curves)}"
+        raise PipelineError(f"{problem}. To finish anyway, set {_SIGNAL_KEY}: 0")
+
+
+def _equal_rewards(config: TrainGRPOConfig, rows: Sequence[Row]) -> str:
+    """Return a description of steps in which the rewards of each group were equal, and advice on what to change."""
+    pairs = [(name, column_mean(rows, column)) for name, column in _COLUMNS_SHOWN.items()]
+    means = {name: mean for name, mean in pairs if mean is not None}
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
+    advice = _what_to_change(config, {**means, "right": means.get("accuracy", 0.0)})
+    return f"the rewards of each group were all equal ({shown}). {advice}"
 
 
 def _teaches_nothing(row: Row) -> bool:

@@ -165,7 +165,7 @@ def choose_result(
         metrics["policy_step"] = chosen_step
         if (accuracy := row[ACCURACY]) is not None:
             metrics[ACCURACY] = accuracy
-        reason = ", the first with the best validation accuracy" if config.checkpoint.keep_best else ""
+        reason = ", the first after step 0 with the best validation accuracy" if config.checkpoint.keep_best else ""
         say("train_grpo", f"the policy is that of step {chosen_step} of {last}{reason}")
     return weights, metrics, {"policy_step": chosen_step, "num_steps": last, "stopped": early.reason if early else None}
 

@@ -29,6 +29,7 @@ from components.report import formatting
 from components.report.report import STAGE as REPORT
 from components.report.report import RunFacts, render_report
 from components.shared import durable, jsonl, lineage
+from components.shared.config import with_place
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import Revision, current_revision, find_secrets, uncommitted_files
@@ -86,7 +87,7 @@ def run(
     path = resumed.folder / history.PARAMS if resumed else (params or Path("params.yaml"))
     config = load(path, settings)
     patch = current_revision().patch or ""
-    warnings = _check(path, config, patch)
+    warnings = _check(path, settings, config, patch)
     limit_spin()
     screen = Screen(sys.stdout, sys.stderr)
     description = About(params=resumed.about.params if resumed else path.stem, **about)
@@ -108,15 +109,19 @@ def run(
     return exit_code
 
 
-def _check(path: Path, params: Params, patch: str) -> list[str]:
-    """Return warnings about a run; PipelineError with all problems that prevent it. `patch`: uncommitted changes."""
+def _check(path: Path, settings: Sequence[str], params: Params, patch: str) -> list[str]:
+    """Return warnings about a run; PipelineError with all problems that prevent it.
+
+    `params` are those of the file at `path` with `settings` applied; `patch` has the uncommitted changes.
+    """
     data_folder = None if params.prepare_data.repository else Path()
     problems = missing_here(params) + contradictions(params, data_folder)
     if any(map(is_about_limits, problems)):
         problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
     full_disk = short_of_disk(params, history.OUTPUTS) if has_base else None
-    problems = [f"{path}: {line}" for line in problems]
+    is_set = {setting.partition("=")[0] for setting in settings}
+    problems = [f"--set {line}" if line.partition(": ")[0] in is_set else with_place(path, line) for line in problems]
     if full_disk and not records("train_sft"):  # outputs that are reused take no space
         problems.append(full_disk)
     raise_all(problems)
@@ -149,7 +154,7 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
         _make_latest(folder)
         _show_summary(folder, screen)
     else:
-        screen.show(_end_of(folder, params))
+        screen.show(_end_of(folder, params, fails_again=exit_code == PipelineError.exit_code))
     with suppress(PipelineError, OSError):  # a failed index does not fail the run
         index.write(history.OUTPUTS, params.register.registry)
     num_reused = sum(stage.reused_from is not None for stage in run.stages.values())
@@ -174,7 +179,7 @@ def _show_expected(expected: Sequence[Expectation], screen: Screen, *, every: bo
         screen.show(f"{len(computed)} of {len(expected)} stages would run ({estimate}); nothing was run", Style.DIM)
 
 
-def _end_of(folder: Path, params: Params) -> str:
+def _end_of(folder: Path, params: Params, *, fails_again: bool = False) -> str:
     """Return where a run without a report ended, its last saved step, and the command that resumes it."""
     run = read_run(folder)
     assert run is not None, "the folder is named like a run"
@@ -184,7 +189,10 @@ def _end_of(folder: Path, params: Params) -> str:
         step = last_step(stage.work) if stage.work else None
         if step is not None:
             end += f", step {step} of {getattr(params, stage.name).num_steps} is saved"
-    return f"{end}; resume with: grpo-pipeline run --resume {folder.name}"
+    resume = f"resume with: grpo-pipeline run --resume {folder.name}"
+    if fails_again:  # with the same params
+        return f"{end}; once the cause is corrected, {resume}, and --set KEY=VALUE for each key to change"
+    return f"{end}; {resume}"
 
 
 def _new_folder(about: About, name: str) -> Path:

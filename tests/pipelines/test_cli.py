@@ -65,16 +65,16 @@ def test_what_is_missing_is_known_before_the_first_stage(
     """A line for each key, exit code 2, and no trace of a run, with or without `--dry-run`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    (tmp_path / "a.file").touch()
-    settings = ("report.gate.target=[gsm8k]", "train_sft.model.base=./nowhere", "register.registry=a.file")
+    (tmp_path / "own.yaml").write_text(f"extends: {SMOKE}\nreport: {{gate: {{target: [gsm8k]}}}}\n", encoding="utf-8")
+    settings = ("train_sft.model.base=./nowhere", "register.registry=own.yaml")
     for options in ([], ["--dry-run"]):
-        error = program("run", f"--params={SMOKE}", *(f"--set={each}" for each in settings), *options, code=2).error
+        error = program("run", "--params=own.yaml", *(f"--set={each}" for each in settings), *options, code=2).error
         assert error.startswith("error: 3 problems to correct before this run can start\n")
-        assert "train_sft.model.base: ./nowhere: no such folder" in error
-        assert "register.registry: a.file is not a folder" in error
-        assert 'report.gate.target: no test problem comes from "gsm8k"; sources with' in error
+        assert "\n--set train_sft.model.base: ./nowhere: no such folder\n" in error
+        assert "register.registry: own.yaml is not a folder" in error
+        assert '\nown.yaml:2: report.gate.target: no test problem comes from "gsm8k"; sources with' in error
         assert error.count("\n") == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["a.file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
@@ -119,7 +119,7 @@ def test_keys_are_set_before_the_file() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train_grpo.num_stepz=7", "--set train_grpo.num_stepz: unknown key; did you mean `num_steps`?"),
+        ("train_grpo.loss.seed=7", "--set train_grpo.loss.seed: unknown key; did you mean `train_grpo.seed`?"),
         ("train_grpo.num_steps=-1", "--set train_grpo.num_steps: input should be greater than"),
         ("train_grpo.num_steps", "--set train_grpo.num_steps: write KEY=VALUE, such as train_grpo.num_steps=10"),
         ("num_steps=7", "--set num_steps=7: name a key of a stage, such as train_grpo.num_steps"),

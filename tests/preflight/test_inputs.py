@@ -71,8 +71,8 @@ def test_keys_of_two_sections_that_contradict_one_another_are_named(values: Valu
     }
     assert contradictions(_put(values, changes)) == [
         'report.gate.target: no test problem comes from "gsm8k"; sources with test problems: word_problems',
-        f'{WEIGHTS}: no train problem comes from "math"; sources with train problems: word_problems',
-        'train_grpo.reward.by_source: no train problem comes from "maths"; sources with train problems: word_problems',
+        f"{WEIGHTS}.math: not a source of train problems (null removes it); sources: word_problems",
+        "train_grpo.reward.by_source.maths: not a source of train problems (null removes it); sources: word_problems",
         'train_sft.model.prompts: no problem comes from "maths"; sources: word_problems',
         "validate_data.min_train_rows: is 401, and prepare_data.sources has at most 400 train problems",
         "validate_data.min_test_rows: is 61, and prepare_data.sources has at most 60 test problems",
@@ -112,7 +112,7 @@ def test_keys_of_two_sections_that_contradict_one_another_are_named(values: Valu
         (
             {"prepare_data.sources": [{"kind": "dataset", "train": "a.csv", "name": "sums"}, WORDS], WEIGHTS: {"a": 1}},
             [
-                f'{WEIGHTS}: no train problem comes from "a"; sources with train problems: sums, word_problems',
+                f"{WEIGHTS}.a: not a source of train problems (null removes it); sources: sums, word_problems",
                 f'{WEIGHTS}: "sums" has train problems and no weight; give it one (0 leaves it out)',
                 f'{WEIGHTS}: "word_problems" has train problems and no weight; give it one (0 leaves it out)',
             ],
