@@ -124,7 +124,7 @@ def _read_prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem
 
 
 def _read_raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
-    """Return the problems of a split in raw files; malformed rows are named and left out."""
+    """Return the problems of a split in a folder of raw files, without test.jsonl; malformed rows are left out."""
     if protocol.dataset is None:
         raise PipelineError(
             f"{data}: holds no test.jsonl; the protocol {PIPELINE} asks the problems of a run: give --data the folder "

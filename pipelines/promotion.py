@@ -57,8 +57,8 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
             return
         record = {"Verified": _verify(snapshot, candidate)}
         failures = []
-        (facts,) = facts_of(snapshot, candidate)
-        for check, passed, line in _checks(snapshot, facts, current, evaluation) if alias == CHAMPION else ():
+        checks = _checks(snapshot, *facts_of(snapshot, candidate), current, evaluation) if alias == CHAMPION else ()
+        for check, passed, line in checks:
             print_labelled(check.lower(), [line if passed else f"FAILED: {line}"])
             record[check] = line
             if not passed:
@@ -107,9 +107,9 @@ def _change(
 
 
 def _update_catalogue(snapshot: Snapshot, version: Version) -> None:
-    """Update the Model Registry in which the newest version of a model was registered, if there is one."""
-    (newest,) = snapshot.registrations(snapshot.versions(version.name, withdrawn=True)[-1:])
-    address: str | None = newest.get("model_registry")
+    """Tell the Model Registry in which a model's newest version was registered, if any, the state of all versions."""
+    newest = snapshot.versions(version.name, withdrawn=True)[-1]
+    address: str | None = snapshot.registrations([newest])[0].get("model_registry")
     if not address:
         return
     try:

@@ -224,7 +224,9 @@ def show(tag: str, recorded: Lineage, reproduction: Lineage) -> int:
 def _possible_causes(stage: str, recorded: Lineage, reproduction: Lineage) -> str:
     """Return how the software or hardware of a stage differs from the recorded one."""
     before, after = recorded.environment(stage), reproduction.environment(stage)
-    lines = environment_differences(before, after) if before and after else []
+    if before is None or after is None:
+        return "software and hardware are not recorded"
+    lines = environment_differences(before, after)
     first_run, second_run = recorded.run(stage), reproduction.run(stage)
     if first_run and second_run and first_run.threads != second_run.threads:
         lines.append(f"threads: {first_run.threads} -> {second_run.threads}")

@@ -61,4 +61,4 @@ def _champion(snapshot: Snapshot, tag: str) -> Champion:
         snapshot.get(tag, [_EVALUATION], Path(folder))
         scores = jsonl.read_json(Path(folder) / _EVALUATION / "scores.json")
         records = [row for _, row in jsonl.read_rows(Path(folder) / _EVALUATION / "records.jsonl")]
-    return Champion(tag, policy_digest, records, scores["protocol"])
+    return Champion(tag, policy_digest, records, scores.get("protocol", {}))

@@ -365,7 +365,10 @@ def read_evaluation(folder: Path) -> Evaluation:
             raise PipelineError(f"{path}:{number}: second greedy answer to problem {record.id}; evaluate again")
         greedy[record.id] = record
     scores = jsonl.read_json(folder / "scores.json")
-    scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
+    try:
+        scored = {source: score["correct"] for source, score in scores["greedy"]["by_source"].items()}
+    except (KeyError, TypeError):  # the format of another release: reported below
+        scored = {}
     right = Counter(record.source for record in greedy.values() if record.verdict == "right")
     counted = {record.source: right[record.source] for record in greedy.values()}  # 0 for a source without right ones
     if scored != counted:

@@ -71,7 +71,10 @@ class Decoding:
                 logits_RV = self._logits(unread, self.cache.begin_call(ready, [len(ids) for ids in unread]))
 
     def _logits(self, sequences: Sequence[Sequence[int]], position_X: Tensor) -> Tensor:
-        """Run the model on sequences, one after another in one row; return the logits at the last token of each."""
+        """Run the model on new tokens of each sequence, all in one row; return the logits at the last of each.
+
+        Attention reads the earlier tokens from the cache, which it gets as the layout.
+        """
         model, device = self.checkpoint.model, self.checkpoint.device
         ids_X = torch.tensor([token for ids in sequences for token in ids], device=device)
         hidden_1XD = model.get_decoder()(

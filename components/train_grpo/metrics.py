@@ -37,7 +37,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
     Rewards and accuracy are means over the completions that could be scored, for each reward over those of the problems
     whose source has it. `answer_policy` says where in a completion an answer counts.
     """
-    scored = [scored for group in rollout.sampled for scored in group.scored_G]
+    scored = [each for group in rollout.sampled for each in group.scored_G]
     rewards: list[float] = []
     for group in rollout.sampled:
         weights = config.reward.weights_of(group.problem.source)
@@ -45,9 +45,9 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
     lengths = [each.completion.num_tokens for each in scored]
     num_scorable = sum(group.num_scorable for group in rollout.sampled)
     num_groups = len(rollout.sampled)
-    zero_variance = [group for group in rollout.sampled if not rewards_differ(config, group)]
-    all_right = sum(group.num_right == len(group.scored_G) for group in zero_variance)
-    all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in zero_variance)
+    without_spread = [group for group in rollout.sampled if not rewards_differ(config, group)]
+    all_right = sum(group.num_right == len(group.scored_G) for group in without_spread)
+    all_wrong = sum(group.num_right == 0 and group.num_scorable == len(group.scored_G) for group in without_spread)
     return {
         "reward": mean(rewards),
         **{
@@ -65,7 +65,7 @@ def rollout_metrics(config: TrainGRPOConfig, rollout: Rollout, answer_policy: An
         "distinct_answers": mean([_distinct_answers(group) for group in rollout.sampled]),
         "groups_sampled": num_groups,
         "groups_trained": len(rollout.trained),
-        "groups_without_spread_fraction": len(zero_variance) / num_groups,
+        "groups_without_spread_fraction": len(without_spread) / num_groups,
         "groups_all_right_fraction": all_right / num_groups,
         "groups_all_wrong_fraction": all_wrong / num_groups,
     }

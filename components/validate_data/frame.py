@@ -68,7 +68,7 @@ def _read_split(path: Path, split: Split) -> Iterator[dict[str, Any]]:
 def _parse(values: dict[str, Any]) -> tuple[Problem | None, str]:
     """Return the problem in a row and an empty text, or None and what is wrong with the row."""
     try:
-        # Strict mode, which refuses "3" as a level, takes a string for the split only from JSON.
+        # From JSON, strict mode takes a string for the split, and still refuses "3" as a level.
         problem = Problem.model_validate_json(json.dumps(values), strict=True)
     except ValidationError as error:
         first = error.errors()[0]

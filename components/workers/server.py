@@ -102,12 +102,12 @@ def _supervise(work: Callable[[], object], server: int) -> NoReturn:
     """
     supervisor, worker = os.getpid(), 0
 
-    def end(*_: object) -> None:
+    def on_sigterm(*_: object) -> None:
         if not worker:
             os._exit(1)
-        _kill(worker)
+        _kill(worker)  # the loop below then ends
 
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, on_sigterm)
     end_with_parent(server, signal.SIGTERM)
     _adopt_orphans()
     worker = os.fork()

@@ -304,7 +304,7 @@ def _missing_image(events: Iterable[dict[str, Any]], *, is_over: bool = False) -
 def _log(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | None:
     """Return a pod's log: from the pod, Argo's archive or the stage's artifact `executor-logs`; None without a log.
 
-    The logs of other attempts contain the address of that artifact.
+    Each pod is an attempt. The other logs contain the address of the artifact, which ends in the number of the attempt.
     """
     try:
         text = _log_of_pod(kubeflow, run, stage, pod)
@@ -341,7 +341,10 @@ def _log_of_pod(kubeflow: Kubeflow, run: Any, stage: Stage, pod: str) -> str | N
 
 
 def _ask_kubernetes(kubeflow: Kubeflow, method: Callable[[Any], Any], **arguments: str) -> str | None:
-    """Return the answer of a method of Kubernetes' core API; None if it has none (status 400 or 404)."""
+    """Return the answer of a method of Kubernetes' core API; None if it has none (status 400 or 404).
+
+    It is asked if the address is not that of a UI server.
+    """
     from kubernetes.client import ApiException, CoreV1Api
     from urllib3.exceptions import HTTPError
 

@@ -191,7 +191,7 @@ def build(base: str, variant: str, registry: str | None) -> dict[str, str]:
 def publish(kubeflow: Kubeflow, package: Package, params: Path) -> Iterator[str]:
     """Upload a compiled pipeline as a new version, unless a version has the same content; yield lines about it.
 
-    The version is named by the params file with the form's initial values, the git revision and a digest.
+    Its name consists of the name of the params file, the git revision and a digest.
     """
     from pipelines.graph import DESCRIPTION, NAME
 

@@ -203,7 +203,7 @@ def cheapest_changes(run: Run, gpu: Gpu) -> str | None:
 
 
 def _alternatives(run: Run) -> list[list[_Change]]:
-    """Return lists of changes that exclude one another, such as other values of one key."""
+    """Return lists of changes that exclude one another, such as other values of one key, with the cost of each."""
     token_limits = _halvings(run.micro_batch_tokens, run.longest)
     batch_sizes = _halvings(run.max_batch_size, run.group_size)
     samplers = [_change("sampling.max_batch_size", size, 2 + i / 10) for i, size in enumerate(batch_sizes)]
@@ -211,7 +211,7 @@ def _alternatives(run: Run) -> list[list[_Change]]:
     if num_server_gpus := run.num_gpus // 2:
         values = {"sampler": "vllm_server", "num_server_gpus": num_server_gpus}
         samplers.append(_Change(f"sampler.servers on {num_server_gpus} of the GPUs", 5, values))
-    stages = range(run.zero_stage + 1, 3 if run.quantised else 4)
+    stages = range(run.zero_stage + 1, 3 if run.quantised else 4)  # 4-bit weights are not sharded
     references = [_change("reference", "sharded", 1.5), _change("reference", "offloaded", 3.0)]
     offloads = [_change("engine.offload", "optimizer", 6.0), _change("engine.offload", "all", 9.0)]
     return [

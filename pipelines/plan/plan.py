@@ -107,7 +107,8 @@ def _verdict(run: Run, gpu: Gpu) -> str:
 
 def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
     """Return a table of the phases of a step, and the hours of all steps."""
-    time, condition = step_time(run, gpu), "" if fits(run, gpu) else ", if it fitted"
+    time = step_time(run, gpu)
+    condition = "" if fits(run, gpu) else ", if it fitted"
     rows = [[f"Time of a step{condition}", "s"]]
     rows += [[phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items()]
     rows.append(["step, overlapped" if time.overlap else "step", f"{time.total:.1f}"])

@@ -47,8 +47,8 @@ def records(stage: str) -> list[tuple[Fingerprint, list[Result]]]:
 def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -> list[Expectation]:
     """Return what a run will do with each stage, if it computes all stages from `fresh_from` on.
 
-    Outputs may be reused from any run. Reasons and durations come only from the runs in `like`, the latest first, which
-    have the same params file.
+    Outputs may be reused from any run. The runs in `like` have the same params file, the latest first: durations come
+    from them, reasons also from runs whose outputs they reused.
     """
     comparable = {run.name for run in like} | {stage.reused_from for run in like for stage in run.stages.values()}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()

@@ -257,7 +257,10 @@ def _make_latest(folder: Path) -> None:
 
 
 def _write_summary(run: Run, exit_code: int) -> None:
-    """Write report.html and summary.json of a run: those of its report stage, with version, times and digests added."""
+    """Write report.html and summary.json of a run, even if it missed the gate or its registration failed.
+
+    They are those of its report stage, with version, times and digests added.
+    """
     folder = run.folder
     params = load_params(folder / history.PARAMS)
     artifacts = folder / history.ARTIFACTS

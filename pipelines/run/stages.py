@@ -72,11 +72,11 @@ def run_stages(folder: Path, *, fresh_from: str) -> int:
 def _run_in_process(stage: Stage, options: list[str]) -> int:
     """Run a stage in a new process, and return its exit code; a negative one is the signal that killed it."""
     context: Any = get_context("fork")
-    if stage.image == GPU:  # libraries that have initialised an accelerator cannot be forked
+    if stage.image == GPU:  # the fork server has imported its libraries; with an accelerator, they cannot be forked
         context = get_context("spawn" if _has_accelerator() else "forkserver")
     process = context.Process(target=_run_stage, args=(stage.name, options))
     process.start()  # may wait until the fork server has imported its modules
-    if _received_signals:
+    if _received_signals:  # while it started
         process.terminate()
     process.join()
     return int(process.exitcode)

@@ -197,7 +197,10 @@ def _empty_like(layout: Tensor) -> Tensor:
 def _add_pieces(
     loaded: LoadedWeights, name: str, values: Tensor, dtype: torch.dtype, origins: Mapping[_View, _Origin]
 ) -> None:
-    """Add a piece for each part of a parameter that is copied from a sent tensor, or why the part is unverified."""
+    """Add a piece for each part of a parameter that is copied from a sent tensor, or why the part is unverified.
+
+    A part that is filled with one number, as padding is, needs neither if it has that number.
+    """
     for view, (source, source_view) in origins.items():
         part = view.within(values)
         if isinstance(source, str):
