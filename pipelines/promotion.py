@@ -57,7 +57,7 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
             return
         record = {"Verified": _verify(snapshot, candidate)}
         failures = []
-        checks = _checks(snapshot, *facts_of(snapshot, candidate), current, evaluation) if alias == CHAMPION else ()
+        checks = _checks(snapshot, candidate, current, evaluation) if alias == CHAMPION else ()
         for check, passed, line in checks:
             print_labelled(check.lower(), [line if passed else f"FAILED: {line}"])
             record[check] = line
@@ -133,9 +133,10 @@ def _verify(snapshot: Snapshot, version: Version) -> str:
 
 
 def _checks(
-    snapshot: Snapshot, facts: Facts, champion: str | None, evaluation: Path | None
+    snapshot: Snapshot, candidate: Version, champion: str | None, evaluation: Path | None
 ) -> Iterator[tuple[str, bool, str]]:
     """Yield the name of each check of a new champion, whether it passed, and a line; the slowest check is the last."""
+    (facts,) = facts_of(snapshot, candidate)
     has_passed, reasons = facts.verdict["passed"], "; ".join(facts.verdict["reasons"])
     yield "Gate", has_passed, "passed" if has_passed else f"it missed the gate: {reasons}"
     if champion:
