@@ -152,7 +152,7 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
         present_value: Any = reduce(getattr, key.split("."), params)
         remark = "as now" if present_value == value else f"instead of {present_value}"
         section[name] = f"{value}  # {remark}"
-    heading = f"# Put these limits into {path}. All problems fit; max_new_tokens leaves room beyond solutions."
+    heading = f"# Put these limits into {path}: all problems fit, and max_new_tokens leaves room beyond solutions."
     return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
 
 

@@ -82,7 +82,7 @@ def roll_back(name: str | None, registry: str, *, reason: str) -> None:
     with read_registry(registry) as snapshot:
         names = snapshot.names(name)
         if len(names) != 1:
-            raise PipelineError(f"{registry}: has versions of {', '.join(names) or 'no model'}; name one of them")
+            raise PipelineError(f"{registry}: contains {', '.join(names) or 'no model'}: say which model to roll back")
         (name,) = names
         current = snapshot.aliases().get(f"{name}@{CHAMPION}")
         tag = rollback_target(snapshot, name, CHAMPION)

@@ -111,7 +111,7 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
     shares = {category: counts[category] / len(scored) for category in _CATEGORIES if counts[category]}
     num_mixed = sum(rewards_differ(config, group) for group in groups)
     shown = ", ".join(f"{percent(share, 0)} {category}" for category, share in shares.items())
-    yield f"the first {len(scored)} completions: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
+    yield f"the first {len(scored)} samples: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
     if num_mixed < _MIN_MIXED * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
 

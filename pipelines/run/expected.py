@@ -75,7 +75,7 @@ def _expected(
     if stage.never_reused or is_fresh:
         reason = stage.never_reused or "requested"
     elif computed_before:
-        reason = _difference(stage, work, comparable) or f"after {', '.join(computed_before)}"
+        reason = _difference(stage, work, comparable) or f"{' and '.join(computed_before)} will run"
     else:
         for result in Record(WORK, stage.name, work).results():
             defect = external_change(result) or damage(result)
@@ -96,5 +96,5 @@ def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | No
         if run:
             inputs = {**before["inputs"], **work["inputs"]}  # inputs that are not computed yet count as equal
             difference = differences(stage.name, before, {**work, "inputs": inputs})
-            return f"{difference} since {run}" if difference else ""
+            return f"{difference} compared with {run}" if difference else ""
     return "no earlier run of this params file has finished it"

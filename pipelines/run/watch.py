@@ -224,7 +224,8 @@ def watch(
         while True:
             for stage in (run.stages[each] for each in TRAININGS if each in run.stages):
                 if stage.name not in displays:
-                    screen.show(Text(f"{run.name}  {stage.name}", Style.BOLD))
+                    source = f", from {stage.reused_from}" if stage.reused_from else ""
+                    screen.show(Text(f"{run.name}  {stage.name}{source}", Style.BOLD))
                     displays[stage.name] = _Display(screen, plain=plain or not screen.live, completions=completions)
                 displays[stage.name].update(stage, has_ended=stage.finished is not None or not run.is_running)
             if not run.is_running:

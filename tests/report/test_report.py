@@ -138,7 +138,7 @@ def test_early_stop_is_shown(own_run: dict[str, Path], tmp_path: Path, capsys: p
     jsonl.write_rows(training / "validation.jsonl", rows)
     reason = "entropy 0.001 over the last 10 steps"
     jsonl.write_json(training / "result.json", {"policy_step": 10, "num_steps": 25, "stopped": reason})
-    (training / "first_rollout.txt").write_text("the first 8 completions: 50% right\n")
+    (training / "first_rollout.txt").write_text("the first 8 samples: 50% right\n")
     _edit(training / "steps.jsonl", lambda row: row if row["step"] < 10 else {**row, "entropy": 0.001})
     limited = ReportConfig.model_validate({"gate": {**VALUES["gate"], "health": {"min_entropy": 0.01}}})
     _run_report(own_run, tmp_path / "report", limited)

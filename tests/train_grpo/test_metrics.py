@@ -264,7 +264,7 @@ def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], s
     scored_g = [graded("0", completion(text=text, finished=text != "#### 4")) for text in texts]
     line, *warnings = first_look(grpo_config(), [group(*scored_g)])
     mixed = int(len(set(texts)) > 2 and "right" in shown)
-    assert line.replace("\u202f", "") == f"the first 4 completions: {shown}; rewards differ in {mixed} of 1 groups"
+    assert line.replace("\u202f", "") == f"the first 4 samples: {shown}; rewards differ in {mixed} of 1 groups"
     assert len(warnings) == (advice is not None)
     assert all(advice in warning for warning in warnings if advice)
 
