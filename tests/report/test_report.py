@@ -145,7 +145,7 @@ def test_early_stop_is_shown(own_run: dict[str, Path], tmp_path: Path, capsys: p
     page = _read_page(tmp_path / "report")
     assert "The policy is that of step 10 of 25, which answered 50.0 % (35.2 to 64.8) of 40 problems" in page
     assert f"After step 25: {reason}." in page
-    assert "The first 8 completions: 50% right." in page
+    assert "The first 8 samples: 50% right." in page
     assert 'aria-label="Validation accuracy, with the policy' in page
     assert f"warning: training stopped after step 25: {reason}" in capsys.readouterr().out
     summary, metrics = (jsonl.read_json(tmp_path / f"report/{name}.json") for name in ("summary", "metrics"))
