@@ -239,6 +239,7 @@ def _hub() -> Iterator[Finding]:
 def _run(path: Path) -> Iterator[Finding]:
     """Yield the errors and warnings that a run with a params file would print before its first stage."""
     from components.preflight.config import advisories, contradictions, load_params
+    from components.shared.config import with_place
     from pipelines.requirements import missing_here
 
     try:
@@ -250,7 +251,7 @@ def _run(path: Path) -> Iterator[Finding]:
     data = None if params.prepare_data.repository else Path()
     problems = missing_here(params) + contradictions(params, data)
     for line in problems:
-        yield Finding("params", "error", line)
+        yield Finding("params", "error", with_place(path, line))
     for line in filter(None, [*advisories(params, data), slow_here(params)]):
         yield Finding("params", "warning", line)
     if not problems:

@@ -373,7 +373,7 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
 
 def with_place(path: Path, line: str) -> str:
     """Return the line of an error, which begins with a dotted key, after the file and line that set the key, if any."""
-    keys = tuple(line.partition(": ")[0].split("."))
+    keys = tuple(int(key) if key.isdecimal() else key for key in line.partition(": ")[0].split("."))
     is_set = any(layer.depth(keys) == len(keys) for layer in _layers(path))
     return f"{_place(path, keys) if is_set else path}: {line}"
 
