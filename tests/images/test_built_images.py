@@ -87,7 +87,7 @@ def test_its_labels(image: Image) -> None:
 
 def test_its_layers_begin_with_those_of_the_light_image(image: Image) -> None:
     """System, packages, code: a new revision is a layer of less than 5 MB on top of what nodes have already."""
-    light = image.name.replace("python-gpu", "python-light")
+    light = engine.build("--only", "light")["light"].name
     layers, shared = engine.sizes(image.name), engine.sizes(light)[:-1]
     assert engine.diffs(image.name)[: len(shared)] == engine.diffs(light)[: len(shared)]
     assert len(shared) <= 4
@@ -99,8 +99,7 @@ def test_its_layers_begin_with_those_of_the_light_image(image: Image) -> None:
 def test_vllm_samples_in_it_and_takes_weights(tmp_path: Path) -> None:
     """From each policy in turn, with the log-probabilities that its trainer computes."""
     engine.require()
-    tests = shutil.copytree(engine.ROOT / "tests/rollout", tmp_path / "tests/rollout").parent
-    shutil.copy(engine.ROOT / "tests/tiny.py", tests)
+    shutil.copytree(engine.ROOT / "tests", tmp_path / "tests")
     tmp_path.chmod(0o777)
     command = ["python3", "-m", "tests.rollout.vllm_processes", "engine", str(tmp_path)]
     path = f"PYTHONPATH=/opt/grpo-pipeline:{tmp_path}"
