@@ -101,6 +101,8 @@ def _run_stage(name: str, options: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGINT))
+    end_with_parent(os.getppid(), signal.SIGHUP)  # a killed `grpo-pipeline run` stops its run, as Ctrl-C does
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fresh-from", default="", choices=["", *STAGES])
