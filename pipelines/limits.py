@@ -57,7 +57,7 @@ def limits(params: Path) -> None:
     lengths = lengths_by_source(config, problems)
     about_context = "" if context is None else f", whose context is {context:,}"
     print(f"\nLengths in tokens of {model.base}{about_context}:\n\n{table(lengths)}\n")
-    if defect := ungradable(problems, model.answer):
+    if defect := ungradable(problems, model.answer, imitated=config.train_sft.num_steps > 0):
         print(f"warning: {defect}\n")
     values = proposals(config, lengths, context)
     print(overlay(config, values, params), end="")

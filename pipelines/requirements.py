@@ -13,10 +13,10 @@ from components.policy.config import TrackingConfig
 from components.preflight import inputs
 from components.preflight.config import Params, exceeded_limits
 from components.preflight.resources import shape_of_base
-from components.prepare_data.dataset import Dataset
 from components.prepare_data.first_rows import first_problems, hub_datasets, unusable_files
 from components.register.catalogue import Catalogue
 from components.register.checks import list_storage, unusable_folder
+from components.prepare_data.source import FileSource
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
 from components.shared.tokenizer import token_lengths
@@ -117,11 +117,11 @@ def _exceeded_by_data(params: Params) -> Iterator[str]:
 
 
 def _refused_answers(params: Params) -> Iterator[str]:
-    """Yield a line about the answers in the first rows of the user's datasets that data validation would refuse."""
-    user_sources = [source for source in params.prepare_data.sources if isinstance(source, Dataset)]
-    if user_sources and not params.prepare_data.repository:  # a repository would have to be downloaded
-        problems = [*first_problems(params.prepare_data.model_copy(update={"sources": user_sources}))]
-        if defect := ungradable(problems, params.train_sft.model.answer):
+    """Yield a line about the answers in the first rows of the files that data validation would refuse."""
+    file_sources = [source for source in params.prepare_data.sources if isinstance(source, FileSource)]
+    if file_sources and not params.prepare_data.repository:  # a repository would have to be downloaded
+        problems = [*first_problems(params.prepare_data.model_copy(update={"sources": file_sources}))]
+        if defect := ungradable(problems, params.train_sft.model.answer, imitated=params.train_sft.num_steps > 0):
             yield f"prepare_data.sources: among the first rows, {defect}"
 
 

@@ -46,6 +46,8 @@ class ScratchModel:
     """Whether a vocabulary of whole words has digits instead of whole numbers."""
 
 
+NUM_SFT_STEPS = 500
+"""Steps of fine-tuning by default."""
 SCRATCH_MODELS = {
     "scratch:tiny": ScratchModel(hidden_size=64, num_layers=2, num_heads=4),
     "scratch:words": ScratchModel(hidden_size=128, num_layers=2, num_heads=4),

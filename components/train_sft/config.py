@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from components.policy.config import CheckpointConfig, EngineConfig, Schedule, TrackingConfig
 from components.shared.config import Config, Operational, SameAs
-from components.shared.model import ModelConfig
+from components.shared.model import NUM_SFT_STEPS, ModelConfig
 
 
 class TrainSFTConfig(Config):
@@ -16,7 +16,7 @@ class TrainSFTConfig(Config):
     """The base model and the prompt that every later stage uses."""
     seed: int = 1
     """Seed of the initial weights of a model from scratch and of adapters, and of the order of examples."""
-    num_steps: int = Field(500, ge=0)
+    num_steps: int = Field(NUM_SFT_STEPS, ge=0)
     """Optimizer steps; with 0 there is no fine-tuning, and the base model is the reference."""
     examples_per_step: int = Field(64, gt=0)
     """Problems with their solutions per optimizer step."""

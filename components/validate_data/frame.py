@@ -87,7 +87,8 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         ids[problem.split, question].append(problem.id)
     answers = Counter((problem.split, problem.answer) for problem in problems)
     sizes = Counter(problem.split for problem in problems)
-    verdicts = grades(problems, config.model.answer)
+    is_imitated = config.num_sft_steps > 0
+    verdicts = grades(problems, config.model.answer, imitated=is_imitated)
     prompt_tokens, solution_tokens = token_lengths(config.model, problems)
     # Without any solution there is no fine-tuning, so none is missing.
     any_solution = any(problem.solution.strip() for problem in problems if problem.split == Split.TRAIN)
@@ -108,8 +109,9 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         if problem.split == Split.TRAIN and any_solution:
             row["has_solution"] = int(bool(problem.solution.strip()))
         if problem.split == Split.TRAIN and problem.solution.strip():
-            row["worked"] = int(has_reasoning(problem.solution, config.model.answer))
             row["solution_tokens"] = solution_tokens[index]
+            if is_imitated:
+                row["worked"] = int(has_reasoning(problem.solution, config.model.answer))
         rows.append(row)
     return rows
 
