@@ -65,7 +65,9 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
     problem = None
     if trained_here and (custom or judge):
         problem = next(first_problems(params.prepare_data), None)
-    return reward_errors(custom, trained_here=trained_here, judge=judge, problem=problem)
+    return reward_errors(
+        custom, supervision=reward.supervision, trained_here=trained_here, judge=judge, problem=problem
+    )
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import parse_qs, urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
@@ -41,11 +41,40 @@ class Config(BaseModel):
     # Infinity would satisfy many bounds, but JSON, and thus lineage, cannot represent it.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _booleans_are_no_numbers(cls, values: Any) -> Any:
+        """Refuse a boolean as a number, which pydantic reads as 0 or 1: in YAML, `yes` and `on` are booleans."""
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            types = _types_in(field.annotation) if field else []
+            if {int, float}.intersection(types) and bool not in types:
+                for keys, boolean in _booleans(value, (name,)):
+                    raise ValueError(f"{named(keys)} should be a number, got {str(boolean).lower()}")
+        return values
+
     @field_validator("*")
     @classmethod
     def _sort_mapping(cls, value: Any) -> Any:
         """Sort a mapping: Kubeflow does not keep its order, and sums, columns and lineage must not depend on it."""
         return dict(sorted(value.items())) if isinstance(value, dict) else value
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    """Return the types that an annotation is made of: `str` and `float` for `dict[str, float] | None`, for example."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Literal or not parts:
+        return [annotation] if isinstance(annotation, type) else []
+    return [each for part in parts for each in _types_in(part)]
+
+
+def _booleans(value: Any, keys: KeyPath) -> Iterator[tuple[KeyPath, bool]]:
+    """Yield each boolean in the value of a key, with its own keys."""
+    if isinstance(value, bool):
+        yield keys, value
+    elif isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _booleans(each, (*keys, key))
 
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
@@ -297,7 +326,7 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
     for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         if each["type"] == "missing" and each["loc"] in misspelt:
             continue
-        location, fields = _locate(model, each["loc"])
+        location, fields, models = _locate(model, each["loc"])
         if each["type"] == "extra_forbidden":
             nearest = difflib.get_close_matches(str(location[-1]), fields, n=1)
             misspelt |= {(*each["loc"][:-1], field) for field in nearest}
@@ -306,6 +335,9 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
             message = f"unknown key; {hint}"
         elif each["type"] == "missing":
             message = "required key is missing"
+        elif each["type"] in {"union_tag_not_found", "union_tag_invalid"}:
+            key = each["ctx"]["discriminator"].strip("'")
+            location, message = (*location, key), _about_tag(models, key, each["ctx"].get("tag"))
         else:
             text = each["msg"].removeprefix("Value error, ")
             got = "" if isinstance(each["input"], dict | list) else f", got {each['input']!r}"
@@ -317,6 +349,14 @@ def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | Non
     return lines
 
 
+def _about_tag(members: Sequence[type[BaseModel]], key: str, tag: str | None) -> str:
+    """Return the message for a key that has to name a member of a union, and is missing or names none (`tag`)."""
+    tags = [accepted for member in members for accepted in get_args(member.model_fields[key].annotation)]
+    nearest = difflib.get_close_matches(tag or "", tags, n=1)
+    hint = f"did you mean `{nearest[0]}`?" if nearest else f"accepted: {', '.join(sorted(tags))}"
+    return f"unknown {key} `{tag}`; {hint}" if tag else f"required key is missing; {hint}"
+
+
 def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> KeyPath:
     """Return the keys, below `location`, with which a validator's message begins (`vllm.port: ...`); empty if none."""
     match = _FIRST_KEYS.match(message)
@@ -324,8 +364,8 @@ def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> K
     return keys if keys and keys[0] in _locate(model, (*location, keys[0]))[1] else ()
 
 
-def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str]]:
-    """Return the keys in the file for a location of pydantic, and the names that are accepted for the last of them.
+def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str], list[type[BaseModel]]]:
+    """Return the keys in the file for a location of pydantic, the names accepted for the last of them, and its models.
 
     Pydantic puts the tag of a tagged union into the location (`sources.0.gsm8k.train`); no such key is in the file.
     """
@@ -341,7 +381,7 @@ def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[st
         if isinstance(part, str):  # not the index of a list item, which is of the same models
             values = [each.model_fields[part] for each in models if part in each.model_fields]
             models = [inner for field in values for inner in models_of(field)]
-    return tuple(keys), fields
+    return tuple(keys), fields, models
 
 
 def _keys_named(model: type[BaseModel], location: KeyPath, above: KeyPath = ()) -> Iterator[str]:

@@ -24,6 +24,9 @@ KLEstimator = Literal["k3", "k3_corrected"]
 Aggregation = Literal["sequence_mean", "token_mean", "prompt_mean", "constant"]
 ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
+_REWARDS_BELOW_0 = ("length", "overlong")
+"""Built-in rewards with values that can be negative; custom rewards and environments may have such values, too."""
+
 
 def _require(holds: bool, rule: str) -> None:
     """Raise ValueError with a rule that does not hold."""
@@ -453,6 +456,18 @@ class TrainGRPOConfig(Config):
         has_copy = self.loss.kl.coefficient > 0 and self.reference_placement != "adapters"
         rule = "engine.quantise needs reference: adapters, or a loss.kl.coefficient of 0"
         _require(not (self.engine.quantise and has_copy), rule)
+        return self
+
+    @model_validator(mode="after")
+    def _estimator_fits(self) -> "TrainGRPOConfig":
+        if self.advantage.estimator != "mean_scaled":
+            return self
+        by_source = {f"by_source.{source}": weights for source, weights in self.reward.by_source.items()}
+        for key, weights in {"weights": self.reward.weights, **by_source}.items():
+            for name, weight in weights.items():
+                is_allowed = weight == 0 or (weight > 0 and name not in _REWARDS_BELOW_0)
+                rule = f"reward.{key}.{name} can make it negative: remove it, or set z_score or mean_only"
+                _require(is_allowed, f"advantage.estimator: mean_scaled divides by the mean reward; {rule}")
         return self
 
     @model_validator(mode="after")

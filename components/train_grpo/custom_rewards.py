@@ -43,8 +43,11 @@ def is_slow(function: RewardFunction) -> bool:
     return inspect.iscoroutinefunction(function) or getattr(function, "runs_in_thread", False)
 
 
-def load_reward(name: str) -> RewardFunction:
-    """Return the function that `name` names; PipelineError if it cannot be imported, or not be called as a reward."""
+def load_reward(name: str, *, supervision: str | None = None) -> RewardFunction:
+    """Return the function that `name` names; PipelineError if it cannot be imported, or not be called as a reward.
+
+    With `supervision`, as in `reward.supervision`, also if it rewards steps and the supervision has none.
+    """
     module_name, _, function_name = name.partition(":")
     where = f"train_grpo.reward.weights.{name}"
     try:
@@ -71,6 +74,9 @@ def load_reward(name: str) -> RewardFunction:
         raise PipelineError(
             f"{where}: {function_name} ({module.__file__}) rewards steps: it can be neither an `async def` nor threaded"
         )
+    if supervision == "outcome" and getattr(function, "judges_steps", False):
+        remedy = "set it to process (lines) or turn"
+        raise PipelineError(f"train_grpo.reward.supervision: {name} rewards each step; {remedy}")
     return function
 
 
@@ -227,6 +233,7 @@ def _number(name: str, value: Any, grade: Grade) -> float | Failure:
 def reward_errors(
     names: Sequence[str],
     *,
+    supervision: str,
     trained_here: bool,
     judge: Mapping[str, Any] | None = None,
     problem: Problem | None = None,
@@ -239,7 +246,8 @@ def reward_errors(
     if not names and not (judge and trained_here):
         return []
     values = problem.model_dump(mode="json") if problem else None
-    request = json.dumps({"names": list(names), "trained_here": trained_here, "judge": judge, "problem": values})
+    settings = {"supervision": supervision, "trained_here": trained_here, "judge": judge, "problem": values}
+    request = json.dumps({"names": list(names), **settings})
     where = f"train_grpo.reward.weights: trying {', '.join([*names, *(['judge'] if judge else [])])}"
     try:
         process = subprocess.run(

@@ -72,14 +72,19 @@ def _trial_errors(
 
 
 def _errors(
-    names: Sequence[str], *, trained_here: bool, judge: dict[str, Any] | None, problem: dict[str, Any] | None
+    names: Sequence[str],
+    *,
+    supervision: str,
+    trained_here: bool,
+    judge: dict[str, Any] | None,
+    problem: dict[str, Any] | None,
 ) -> list[str]:
     """See `custom_rewards.reward_errors`; rewards are called only if all of them can be loaded."""
     functions: dict[str, RewardFunction] = {}
     lines = []
     for name in names:
         try:
-            functions[name] = load_reward(name)
+            functions[name] = load_reward(name, supervision=supervision)
         except PipelineError as error:
             missing = error.__cause__.name if isinstance(error.__cause__, ModuleNotFoundError) else None
             module = name.partition(":")[0]

@@ -186,16 +186,16 @@ def test_rewards_are_called_once_before_the_first_stage(values: Values) -> None:
     )
     names = [f"my_rewards:{name}" for name in ("raises", "text", "one", "fine")]
     judge = {"base_url": "http://127.0.0.1:9/v1", "model": "judge"}
-    weights = {"weights": dict.fromkeys([*names, "judge"], 1.0), "judge": judge, "supervision": "process"}
-    params = _put(values, {f"train_grpo.reward.{key}": value for key, value in weights.items()})
+    weights = dict.fromkeys([*names, "judge"], 1.0)
+    params = _put(values, {"train_grpo.reward": {"weights": weights, "judge": judge, "supervision": "process"}})
     one, raises, text, asked = unusable_rewards(params, trained_here=True)
     assert "1 for 2 completions" in one
     assert "no_such_field" in raises
     assert "my_rewards:text: reward my_rewards:text raised ValueError" in text
     assert asked.startswith("train_grpo.reward.judge: ")
     assert unusable_rewards(params, trained_here=False) == []
-    teacher = {"base": "teacher", "server": "http://teacher:8000/v1"}
-    for key, section in {"teacher": teacher, "reward.judge": judge}.items():
+    assert "fine rewards each" in unusable_rewards(_put(values, {"train_grpo.reward.supervision": "outcome"}))[0]
+    for key, section in {"teacher": {"base": "x", "server": "http://x:8000/v1"}, "reward.judge": judge}.items():
         params = _put(values, {f"train_grpo.{key}": {**section, "key_variable": "NOT_SET"}})
         (line,) = unusable_rewards(params, trained_here=False)
         assert line == f"train_grpo.{key}.key_variable: the environment has no NOT_SET"

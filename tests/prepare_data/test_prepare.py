@@ -9,10 +9,12 @@ import yaml
 from components.prepare_data.config import PrepareConfig
 from components.prepare_data.prepare import STAGE, prepare
 from components.shared import stage
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import validate
 from components.shared.errors import PipelineError
 from components.shared.lineage import Material, file_digest, read
 from components.shared.problem import Split, read_problems
+from components.validate_data.gradable import grades
 
 _DATA = Path("../shared/data")
 _WORDS = {"kind": "word_problems", "num_train": 40, "num_test": 10, "min_operands": 3, "max_operands": 4}
@@ -69,7 +71,7 @@ def test_part_of_the_train_file_is_held_out_for_tuning(tmp_path: Path, gsm8k: di
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"sources": [{"kind": "gsm9k"}]}, "expected tags: 'calculator_problems', 'dataset', 'gsm8k', 'math', "),
+        ({"sources": [{"kind": "gsm9k"}]}, "sources.0.kind: unknown kind `gsm9k`; did you mean `gsm8k`?"),
         ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
         ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),
         ({"sources": [_WORDS | {"num_train": 0, "num_test": 0}]}, "num_train and num_test must not both be 0"),
@@ -170,12 +172,12 @@ def test_file_with_too_few_usable_rows_is_an_error(tmp_path: Path, gsm8k: dict[s
 
 @pytest.mark.skipif(not _DATA.is_dir(), reason="the published files are not here")
 def test_published_files_are_read_completely(tmp_path: Path) -> None:
-    """No row of GSM8K or MATH-500 is malformed; two train problems tell a test problem's story again."""
+    """No row of GSM8K or MATH-500 is malformed or cannot be graded; two train problems tell a test problem's story."""
     gsm8k = {"kind": "gsm8k", "train": str(_DATA / "gsm8k_train.jsonl"), "test": str(_DATA / "gsm8k_test.jsonl")}
     metrics = _prepare(tmp_path / "out", gsm8k, {"kind": "math500", "test": str(_DATA / "math500.jsonl")})
     assert metrics == {"num_train": 7471, "num_test": 1819, "num_contaminated": 2, "num_quarantined": 0}
     contamination = json.loads((tmp_path / "out/contamination.json").read_text())
-    assert [(each["train"], each["test"], each["match"]) for each in contamination["problems"]] == [
-        ("gsm8k/train/01314", "gsm8k/test/00602", "ngrams"),
-        ("gsm8k/train/05162", "gsm8k/test/00602", "ngrams"),
-    ]
+    found = [(each["train"], each["test"], each["match"]) for each in contamination["problems"]]
+    assert found == [(f"gsm8k/train/{train}", "gsm8k/test/00602", "ngrams") for train in ("01314", "05162")]
+    problems = read_problems(tmp_path / "out", Split.TEST)
+    assert set(grades(problems, AnswerPolicy.BOXED, imitated=False)) == {"right"}

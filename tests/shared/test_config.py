@@ -86,10 +86,9 @@ def _refusal(path: Path) -> str:
         ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
         ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: input should be a finite number, got inf"),
         ("fp32 -> fp64", "7: train.engine.precision: input should be 'fp32' or 'bf16', got 'fp64'"),
-        ("kind: files -> kind: flies", "12: train.sources.1: input tag 'flies' found using 'kind' does not match any"),
-        # A missing key, with the line of what should hold it.
-        ("  seed: 1\n -> ", "3: train.seed: required key is missing"),
-        # A duplicate, of which YAML itself would keep the last without a word.
+        ("kind: files -> kind: flies", "12: train.sources.1.kind: unknown kind `flies`; did you mean `files`?"),
+        ("{kind: files, -> {", "12: train.sources.1.kind: required key is missing; accepted: files, sums"),
+        ("stages: [1, 2] -> stages: [1, yes]", "8: train.engine: stages.1 should be a number, got true"),
         ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is a duplicate)"),
     ],
 )
