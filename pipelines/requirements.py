@@ -14,9 +14,9 @@ from components.preflight import inputs
 from components.preflight.config import Params, exceeded_limits
 from components.preflight.resources import shape_of_base
 from components.prepare_data.first_rows import first_problems, hub_datasets, unusable_files
+from components.prepare_data.source import FileSource
 from components.register.catalogue import Catalogue
 from components.register.checks import list_storage, unusable_folder
-from components.prepare_data.source import FileSource
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
 from components.shared.tokenizer import token_lengths
