@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from components.rollout.sampler import Completion
     from components.shared.chat import Message
 
+_NOT_UTF8 = "chat: the question is not UTF-8 text"
 _OBSERVATION_PREFIX = "  | "  # prefix of each line from an environment
 
 
@@ -29,6 +30,8 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
     """Ask a model one question, or all questions on standard input as one conversation, and print the answers."""
     if max_new_tokens < 1 or temperature < 0:
         raise PipelineError("chat: --max-new-tokens must be 1 or more, and --temperature 0 or more")
+    if question is not None:
+        _require_text(question)
     from components.environments.pool import Environments
     from components.policy.checkpoint import load_without_weights
 
@@ -59,8 +62,21 @@ def _lines() -> Iterator[str]:
         except (EOFError, KeyboardInterrupt):
             print()
             return
+        except UnicodeDecodeError:
+            raise PipelineError(_NOT_UTF8) from None
         if line.strip():
+            _require_text(line)
             yield line
+
+
+def _require_text(question: str) -> None:
+    """Raise PipelineError if a question is empty or has bytes that are not UTF-8, which Python reads as surrogates."""
+    if not question.strip():
+        raise PipelineError("chat: the question is empty")
+    try:
+        question.encode()
+    except UnicodeEncodeError:
+        raise PipelineError(_NOT_UTF8) from None
 
 
 class Model:

@@ -36,7 +36,7 @@ from components.train_grpo.monitoring import first_look
 from components.train_grpo.rollouts import rewards_differ
 from components.train_grpo.scoring import Group, ScoredCompletion, Scorer
 from pipelines.limits import first_prompt
-from pipelines.run.history import read_run
+from pipelines.run.history import OUTPUTS, read_run
 from pipelines.run.screen import printable
 from pipelines.run.settings import load as load_params
 
@@ -103,9 +103,12 @@ def _model_folder(params: Params, model: str | None) -> Path | None:
         if params.train_sft.num_steps:
             print("this is the base model; after fine-tuning, preview the run's reference: --model outputs/latest")
         return None
-    run = read_run(Path(model).resolve())
+    path = Path(model)
+    if not path.exists():  # the name of a run
+        path = OUTPUTS / "latest" if model == "latest" else OUTPUTS / "runs" / model
+    run = read_run(path.resolve())
     stage = run.stages.get("train_sft") if run else None
-    folder = stage.outputs["reference"] if stage and stage.finished else Path(model)
+    folder = stage.outputs["reference"] if stage and stage.finished else path
     if not holds_model(folder):
         raise PipelineError(f"preview: {model}: neither a run that has fine-tuned nor a model that a stage has saved")
     return folder

@@ -54,6 +54,7 @@ def reproduce(version: str, registry: str, into: Path | None) -> int:
     print(f"running the graph of {tag} in {run}", flush=True)
     with process([sys.executable, "-P", "-c", _RUN_SCRIPT, "run"], variables, grace_s=_GRACE_S, folder=run) as graph:
         graph.wait()
+    print(f"the paths that the run has named above are relative to {run}")
     reports = sorted(run.glob("outputs/latest/artifacts/**/report/report"))
     reproduction = lineage.read(reports[-1]) if reports else None
     if reproduction is None:

@@ -5,6 +5,7 @@ Functions `unusable_*` yield a line for each problem, or raise PipelineError.
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,12 +14,13 @@ from pydantic import ValidationError
 
 from components.register.catalogue import Catalogue, incomplete_steps
 from components.register.config import RegisterConfig
+from components.register.registry import is_new_folder
 from components.register.snapshot import read_registry
 from components.register.storage import CONFIG, check_storage, new_config
 from components.shared import lineage
 from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
-from components.shared.versioning import is_url, references
+from components.shared.versioning import Workspace, is_url, references
 
 _PACKAGES = {"s3": "dvc_s3", "gs": "dvc_gs", "azure": "dvc_azure", "ssh": "dvc_ssh"}
 """Package that DVC needs for a kind of remote."""
@@ -27,7 +29,7 @@ _LISTED = ("s3", "ssh")
 
 
 def unusable_folder(location: str) -> Iterator[str]:
-    """Yield a line if a registry's folder, which need not exist yet, cannot be written on this machine."""
+    """Yield a line if a folder, which need not exist yet, cannot be written on this machine, or is no registry."""
     if is_url(location):
         return
     path = Path(location).resolve()
@@ -36,6 +38,17 @@ def unusable_folder(location: str) -> Iterator[str]:
         yield f"register.registry: {location} is not a folder"
     elif not os.access(existing, os.W_OK | os.X_OK):
         yield f"register.registry: {location}: {existing} cannot be written to by this user"
+    elif existing == path:
+        try:
+            is_new_folder(path, Workspace(path, path))
+        except PipelineError as error:
+            yield f"register.registry: {error}"
+    else:
+        try:
+            # Some folders, such as /proc, seem to be writable, and only an attempt shows that they are not.
+            tempfile.TemporaryDirectory(dir=existing).cleanup()
+        except OSError as error:
+            yield f"register.registry: {location}: cannot be made in {existing} ({error.strerror})"
 
 
 def unusable_registry(location: str, mount: str) -> Iterator[str]:

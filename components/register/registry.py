@@ -315,8 +315,8 @@ def fetch(registry: str, version: str, destination: Path, *, path: str = POLICY)
     return wanted
 
 
-def _ensure_repository(folder: Path, workspace: Workspace) -> None:
-    """Create the repository of a registry in a new or empty folder; PipelineError if a folder has something else."""
+def is_new_folder(folder: Path, workspace: Workspace) -> bool:
+    """Return whether a folder is new or empty; PipelineError if it has anything but a registry, or is not writable."""
     is_new = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     if is_new:
         to_write = folder if folder.exists() else folder.parent
@@ -334,7 +334,12 @@ def _ensure_repository(folder: Path, workspace: Workspace) -> None:
         raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
     if not os.access(to_write, os.W_OK):
         raise PipelineError(f"{folder}: not writable; choose another folder for register.registry")
-    if is_new:
+    return is_new
+
+
+def _ensure_repository(folder: Path, workspace: Workspace) -> None:
+    """Create the repository of a registry in a new or empty folder; PipelineError if a folder has something else."""
+    if is_new_folder(folder, workspace):
         new = workspace.folder / "new"
         workspace.git("init", "--quiet", "--initial-branch", "main", str(new))
         workspace.git("-C", str(new), "config", _VIEW, "true")

@@ -100,8 +100,7 @@ def test_a_conversation_remembers_calls_and_their_answers(ask: Callable[..., Mod
     model.answer("37*48?")
     second = decode(model.prompt_ids("And 3?"))
     assert second.startswith(first + call)
-    assert "1776\nexactly" in second
-    assert second.index("#### 1776") < second.index("And 3?")
+    assert second.index("1776\nexactly") < second.index("#### 1776") < second.index("And 3?")
     assert second.count("Computes an arithmetic expression exactly.") == 1
 
 
@@ -117,8 +116,7 @@ def test_generation_stops_where_a_turn_does(tmp_path: Path, capsys: pytest.Captu
     text = checkpoint.decode(ids[9:12])
     model.rollout.turn_stop = StopTexts([text], checkpoint.decode)
     stopped = model.generate(checkpoint.prompt_ids("37*48?"), 40)
-    assert stopped == ids[: len(stopped)]
-    assert len(stopped) <= 12
+    assert stopped == ids[: len(stopped)][:12]
     assert text in checkpoint.decode(stopped)
     assert text not in checkpoint.decode(stopped[:-1])
     assert whole.startswith(capsys.readouterr().out.rstrip("\n"))

@@ -58,12 +58,12 @@ def test_pass_rates_are_measured_once(tmp_path: Path, program: Program) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_is_asked_as_training_would(tmp_path: Path, program: Program) -> None:
+def test_a_model_is_asked_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """One that was never trained has nothing to learn from, and one from scratch cannot be asked at all."""
-    save(tiny.checkpoint(), tmp_path)
-    command = ["preview", "--params", "params/smoke.yaml", "--problems", "4"]
-    command += ["--set", "train_grpo.sampling.max_new_tokens=4"]
-    out = program(*command, "--model", str(tmp_path), code=1).out
+    save(tiny.checkpoint(), tmp_path / "runs/named")
+    monkeypatch.setattr("pipelines.preview.OUTPUTS", tmp_path)
+    command = ["preview", "--params=params/smoke.yaml", "--problems=4", "--set=train_grpo.sampling.max_new_tokens=4"]
+    out = program(*command, "--model", "named", code=1).out
     assert "as the model reads it" in out
     assert "truncated" in out
     assert "raise train_grpo.sampling.max_new_tokens" in out
