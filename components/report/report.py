@@ -209,7 +209,8 @@ def costs(run: RunFacts, findings: Findings) -> list[tuple[str, str, str, str]]:
         rows.append((stage, formatting.duration(seconds), used, sampled))
     total_used = ", ".join(formatting.hours(hours, unit) for unit, hours in total_hours.items())
     total_time = formatting.duration(sum(run.seconds.values()))
-    return [*rows, ("Total", total_time, total_used, page.count(sum(tokens.values())))]
+    total_tokens = sum(tokens.get(stage, 0) for stage in run.seconds)  # a reused stage has no row
+    return [*rows, ("Total", total_time, total_used, page.count(total_tokens))]
 
 
 def _choose_examples(pairs: Sequence[Pair], number: int) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from components.shared.work import is_in_use, last_step, work_folder
 from pipelines.run.history import Run
 from pipelines.run.stages import load_stage
 
+_NEVER_FINISHED = "no earlier run of this params file has finished it"
+
 
 @dataclass(frozen=True)
 class Expectation:
@@ -75,7 +77,8 @@ def _expected(
     if stage.never_reused or is_fresh:
         reason = stage.never_reused or "requested"
     elif computed_before:
-        reason = _difference(stage, work, comparable) or f"{' and '.join(computed_before)} will run"
+        # Not the difference from an earlier run: this may have had other settings of the earlier stages, too.
+        reason = f"{' and '.join(computed_before)} will run" if _latest(stage, comparable) else _NEVER_FINISHED
     else:
         for result in Record(WORK, stage.name, work).results():
             defect = external_change(result) or damage(result)
@@ -91,10 +94,18 @@ def _expected(
 
 def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:
     """Return how work differs from the latest work of a comparable run; empty if it does not."""
+    latest = _latest(stage, comparable)
+    if latest is None:
+        return _NEVER_FINISHED
+    before, run = latest
+    difference = differences(stage.name, before, work)
+    return f"{difference} compared with {run}" if difference else ""
+
+
+def _latest(stage: Stage, comparable: Collection[str | None]) -> tuple[Fingerprint, str] | None:
+    """Return the fingerprint of the latest work of a comparable run, and this run's name; None if there is none."""
     for before, results in records(stage.name):
         run = next((result.run for result in results if result.run in comparable), None)
         if run:
-            inputs = {**before["inputs"], **work["inputs"]}  # inputs that are not computed yet count as equal
-            difference = differences(stage.name, before, {**work, "inputs": inputs})
-            return f"{difference} compared with {run}" if difference else ""
-    return "no earlier run of this params file has finished it"
+            return before, run
+    return None

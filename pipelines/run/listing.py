@@ -30,6 +30,9 @@ from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot
 from pipelines.tables import aligned, change_lines, print_json, print_labelled, setting_changes
 
+_Links = Counter[tuple[int, int]]
+"""Numbers of hard links, by the device and inode of their file."""
+
 
 def list_runs(text: str, *, as_json: bool) -> None:
     """List the runs with `text` in their name, state, params file, verdict, version, note or tags, the newest first."""
@@ -142,8 +145,9 @@ def remove(names: Sequence[str], *, yes: bool) -> int:
     for run in runs.values():
         if run.is_running:
             raise PipelineError(f"{run.name}: is running; stop it first")
+    removed_links: _Links = Counter()
     for run in runs.values():
-        print(f"{run.name}: {run.state}, frees {decimal(disk(run.folder)[1])}")
+        print(f"{run.name}: {run.state}, frees {decimal(disk(run.folder, removed_links)[1])}")
     try:
         has_agreed = yes or input("remove? [y/N] ").strip().lower() == "y"
     except EOFError:
@@ -183,8 +187,9 @@ def collect(keep: int | None, *, dry_run: bool) -> None:
     if keep is not None and keep < 1:
         raise PipelineError(f"--keep {keep}: the run started last always stays; accepted: 1 or more")
     total_bytes = 0
+    removed_links: _Links = Counter()
     for each in garbage(every_run(), keep=keep):
-        freed_bytes = disk(each.path)[1]
+        freed_bytes = disk(each.path, removed_links if dry_run else None)[1]
         if dry_run or _remove(each):
             total_bytes += freed_bytes
             print(f"{'would remove' if dry_run else 'removed'} {each.path} ({decimal(freed_bytes)}): {each.reason}")
@@ -230,15 +235,18 @@ def _remove(item: Garbage) -> bool:
     return True
 
 
-def disk(folder: Path) -> tuple[int, int]:
-    """Return the bytes of all files in a folder, and those that its removal frees: other runs may have hard links."""
-    num_links_here: Counter[tuple[int, int]] = Counter()
+def disk(folder: Path, removed_links: _Links | None = None) -> tuple[int, int]:
+    """Return the bytes of all files in a folder, and those that its removal frees: other runs may have hard links.
+
+    `removed_links` counts the links in folders that will be removed before this one; the links here are added to it.
+    """
+    num_links: _Links = Counter() if removed_links is None else removed_links
     files: dict[tuple[int, int], os.stat_result] = {}  # by device and inode: a file may have several links here
     for _, status in durable.walk(folder):
         if stat.S_ISREG(status.st_mode):
-            num_links_here[status.st_dev, status.st_ino] += 1
+            num_links[status.st_dev, status.st_ino] += 1
             files[status.st_dev, status.st_ino] = status
-    freed_bytes = sum(status.st_size for key, status in files.items() if num_links_here[key] >= status.st_nlink)
+    freed_bytes = sum(status.st_size for key, status in files.items() if num_links[key] >= status.st_nlink)
     return sum(status.st_size for status in files.values()), freed_bytes
 
 

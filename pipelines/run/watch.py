@@ -335,18 +335,22 @@ def text_plot(curves: Mapping[str, Curve], width: int, to_text: Callable[[float]
 
 
 def svg_plot(curves: Mapping[str, Curve], label: str) -> Markup:
-    """Return an SVG plot of named curves, which shows a curve's name on hover; its vertical axis ends at 1 or above."""
+    """Return an SVG plot of named curves, which shows a curve's name on hover.
+
+    Its vertical axis begins at 0 or below and ends at 1 or above; the horizontal axis is at 0.
+    """
     width, height = 160, 36
     points = [point for curve in curves.values() for point in curve]
     last_step = max(step for step, _ in points)
-    top = max(1.0, *(value for _, value in points))
+    low, high = min(0.0, *(value for _, value in points)), max(1.0, *(value for _, value in points))
+    zero = height * high / (high - low)
     lines = []
     for number, ((name, curve), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
-        pixels = ((width * step / last_step, height * (1 - max(0.0, value) / top)) for step, value in curve)
+        pixels = ((width * step / last_step, height * (high - value) / (high - low)) for step, value in curve)
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
         dashes = ' stroke-dasharray="4 3"' if number % 2 else ""  # of two curves that coincide, both are visible
         line = f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"{dashes}>'
         lines.append(f"{line}<title>{escape(name)}</title></polyline>")
-    axis = f'<path d="M0,0 V{height} H{width}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
+    axis = f'<path d="M0,0 V{height} M0,{zero:.1f} H{width}" fill="none" stroke="currentColor" stroke-opacity="0.3"/>'
     view = f'viewBox="0 -4 {width} {height + 8}" width="{width}" style="max-width: 100%" role="img"'
     return Markup(f'<svg {view} aria-label="{escape(label)}">{axis}{"".join(lines)}</svg>')

@@ -157,19 +157,19 @@ def test_a_run_is_found_by_what_is_said_of_it(outputs: Path, program: Program) -
 
 def test_a_removed_run_leaves_shared_files(outputs: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only bytes without another link are freed; a running run stays, and any other without a yes."""
-    finished, failed = outputs / "runs" / FINISHED, outputs / "runs" / FAILED
-    (failed / "shared").write_bytes(bytes(1000))
-    os.link(failed / "shared", finished / "shared")
-    (failed / "own").write_bytes(bytes(100))
+    finished, failed, stopped = (outputs / "runs" / name for name in (FINISHED, FAILED, STOPPED))
+    for name, other, size in (("shared", finished, 1000), ("removed", stopped, 100)):
+        (failed / name).write_bytes(bytes(size))
+        os.link(failed / name, other / name)
     (outputs / "latest").symlink_to(f"runs/{FAILED}")
     lock = durable.lock_folder(failed / LOCK)
     assert program("runs", "rm", FAILED, "--yes", code=2).error == f"error: {FAILED}: is running; stop it first\n"
     lock.release()
     monkeypatch.setattr("builtins.input", lambda question: "n")
     program("runs", "rm", FAILED, code=1)
-    all_bytes, freed = disk(failed)
-    assert all_bytes - freed == 1000
-    assert f"{FAILED}: failed at evaluate, frees " in program("runs", "rm", FAILED, "--yes").out
+    freed = {"failed at evaluate": disk(failed)[0] - 1000 - 100, "stopped at prepare_data": disk(stopped)[0]}
+    printed = re.findall(r": (.*), frees (\d+) bytes", program("runs", "rm", FAILED, STOPPED, "--yes").out)
+    assert printed == [(state, str(size)) for state, size in freed.items()]
     assert not failed.exists()
     assert (finished / "shared").read_bytes() == bytes(1000)
     assert (outputs / "latest").resolve() == finished.resolve()
@@ -202,13 +202,15 @@ def test_garbage_is_what_no_run_needs(outputs: Path, program: Program) -> None:
     shown = program("gc", "--dry-run").out
     assert shown.count("would remove ") == 4
     assert f"{stopped.name}/artifacts (2.0 kB): the run stopped, and a later one has finished" in shown
-    assert stopped.joinpath("artifacts").is_dir()
     program("gc")
     lock.release()
     assert [run.joinpath("artifacts").is_dir() for run in (stopped, missed, failed)] == [False, True, True]
     assert [name for name, folder in work.items() if folder.exists()] == ["same", "used"]
     lock = durable.lock_folder(failed / LOCK)
-    program("gc", "--keep", "1")
+    for run, other in ((missed, STOPPED), (failed, STOPPED), (failed, missed.name)):  # `failed` stays
+        os.link(run / "artifacts/weights", outputs / "runs" / other / run.name)
+    dry_run, removal = (program("gc", "--keep", "1", *options).lines for options in (["--dry-run"], []))
+    assert removal[-1] == dry_run[-1].replace("would be ", "")
     lock.release()
     assert {run.name for run in (outputs / "runs").glob("2*")} == {EMPTY, FAILED}
     program("gc", "--keep", "0", code=2)
@@ -220,20 +222,18 @@ def test_every_run_and_version_is_listed(made_runs: Path) -> None:
     text = write(outputs, str(made_runs / "registry")).read_text(encoding="utf-8")
     target = jsonl.read_json(made_runs / "report/verdict.json")["target"]
     accuracies = f"{percent(target['sft']['accuracy'])} → {percent(target['grpo']['accuracy'])}"
-    rows = re.findall(r'<tr id="([^"]*)">(.*?)</tr>', text, re.DOTALL)
-    assert [name for name, _ in rows] == sorted((path.name for path in outputs.glob("runs/2*")), reverse=True)
-    by_name = dict(rows)
+    by_name = dict(re.findall(r'<tr id="([^"]*)">(.*?)</tr>', text, re.DOTALL))
+    assert list(by_name) == sorted((path.name for path in outputs.glob("runs/2*")), reverse=True)
     states = {EMPTY: "stopped", STOPPED: "stopped at prepare_data", FINISHED: "finished"}
     for name, state in {**states, FAILED: "failed at evaluate: &lt;b&gt;no memory&lt;/b&gt;"}.items():
         assert state in by_name[name]
         assert ("<svg" in by_name[name]) == (name in (FINISHED, FAILED))
     assert text.count("<polyline") == 2 * 2  # two curves of each of two runs
     assert f'<a href="runs/{FINISHED}/report.html">params</a>' in by_name[FINISHED]
-    assert accuracies in by_name[FINISHED]
     (version,) = re.findall(r"<tr><td><code>grpo-policy@v0\.0\.1</code>.*?</tr>", text, re.DOTALL)
     assert ">candidate</span>" in version
     assert f'<a href="#{FINISHED}"' in version
-    assert accuracies in version
+    assert [accuracies in row for row in (by_name[FINISHED], version)] == [True, True]
     assert jsonl.read_json(made_runs / "registration/version.json")["registered"]["by"] in text
 
 
