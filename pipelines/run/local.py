@@ -33,6 +33,7 @@ from components.shared.config import with_place
 from components.shared.environment import JOURNAL_VARIABLE, limit_spin
 from components.shared.errors import PipelineError, raise_all
 from components.shared.execution import Revision, current_revision, find_secrets, uncommitted_files
+from components.shared.live import base_name
 from components.shared.page import percent
 from components.shared.problem import problems_file, splits_in
 from components.shared.work import last_step
@@ -90,13 +91,16 @@ def run(
     warnings = _check(path, settings, config, patch)
     limit_spin()
     screen = Screen(sys.stdout, sys.stderr)
-    description = About(params=resumed.about.params if resumed else path.stem, **about)
+    before = resumed.about if resumed else About(params=path.stem)  # a resumed run keeps its note and tags
+    note, tags = about["note"] or before.note, about["tags"] or before.tags
+    description = About(params=before.params, note=note, tags=tags)
+    name = name or (base_name(resumed.name) if resumed else path.stem)
     if dry_run or resumed:
         like = [resumed] if resumed else [run for run in every_run() if run.about.params == description.params]
         _show_expected(expectations(config, like, fresh_from=fresh_from), screen, every=dry_run)
     if dry_run:
         return 0
-    folder = _new_folder(description, name or description.params)
+    folder = _new_folder(description, name)
     lock = durable.lock_folder(folder / history.LOCK)  # until the run ends
     (folder / history.PARAMS).write_text(f"{heading(path, settings)}{as_yaml(config)}", encoding="utf-8")
     screen.show(f"{path} -> {folder}/", Style.DIM)
