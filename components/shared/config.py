@@ -60,7 +60,7 @@ class Config(BaseModel):
         return dict(sorted(value.items())) if isinstance(value, dict) else value
 
 
-def _types_in(annotation: Any) -> list[Any]:
+def _types_in(annotation: Any) -> list[type]:
     """Return the types that an annotation is made of: `str` and `float` for `dict[str, float] | None`, for example."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal or not parts:
@@ -402,17 +402,11 @@ def _tags(model: type[BaseModel]) -> tuple[object, ...]:
 
 def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     """Return the models in the type of a field: itself, in a list, or as members of a union."""
-
-    def models_in(annotation: Any) -> list[type[BaseModel]]:
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            return [annotation]
-        return [model for part in get_args(annotation) for model in models_in(part)]
-
-    return models_in(field.annotation)
+    return [each for each in _types_in(field.annotation) if issubclass(each, BaseModel)]
 
 
 def with_place(path: Path, line: str) -> str:
-    """Return the line of an error, which begins with a dotted key, after the file and line that set the key, if any."""
+    """Return an error's line, which begins with a key, after the file and line that set the key, or the file alone."""
     keys = tuple(int(key) if key.isdecimal() else key for key in line.partition(": ")[0].split("."))
     is_set = any(layer.depth(keys) == len(keys) for layer in _layers(path))
     return f"{_place(path, keys) if is_set else path}: {line}"

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from components.grading.extract import outside_thoughts
 from components.grading.verifier import Grade, Verdict, is_unit_tests, require_sandbox
 from components.shared.custom_code import is_custom
-from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo.custom_rewards import RewardFunction, load_reward
@@ -133,9 +132,7 @@ def step_reward(function: _FunctionT) -> _FunctionT:
 def require_rewards(config: "TrainGRPOConfig", problems: Sequence[Problem]) -> None:
     """Raise PipelineError if a custom reward cannot be used, or if problems have unit tests but there is no sandbox."""
     for name in filter(is_custom, config.reward.names):
-        if getattr(load_reward(name), "judges_steps", False) and config.reward.supervision == "outcome":
-            remedy = "set it to process (lines) or turn"
-            raise PipelineError(f"train_grpo.reward.supervision: {name} rewards each step; {remedy}")
+        load_reward(name, supervision=config.reward.supervision)
     if any(is_unit_tests(problem.answer) for problem in problems):
         require_sandbox()
 
