@@ -7,8 +7,8 @@ from tests.faults.rewards import MEASURES_VARIABLE
 from tests.train_grpo.settings import grpo_config
 
 pytestmark = pytest.mark.long(minutes=6)
-NUM_STEPS, SETTLED_STEPS, GROUP_SIZE = 500, 100, 2
-MOST_GROWTH_BYTES = 20e6
+NUM_STEPS, SETTLED_STEPS, GROUP_SIZE = 500, 200, 2
+MOST_GROWTH_BYTES = 15e6
 MOST_MORE = 10
 """Open files and threads of spare graders, which come and go: far fewer than the steps."""
 
