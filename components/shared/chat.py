@@ -148,7 +148,7 @@ class PromptFormat:
         """
         if self.call_format == "tool_call":
             return self._turns_with_calls(problem)
-        response = problem.solution
+        response = problem.solution_for(self.config.answer)
         if self.template is not None:
             messages = self._messages(problem.question, problem.source, problem.earlier)
             response = self._turn(messages, response)
@@ -158,7 +158,7 @@ class PromptFormat:
         """Return the parts of a response as in `response_parts`, with the fenced calls of the solution in JSON."""
         assert self.config.tools is not None
         messages = self._messages(problem.question, problem.source, problem.earlier)
-        parts = split_outputs(problem.solution)
+        parts = split_outputs(problem.solution_for(self.config.answer))
         turns: list[tuple[str, bool]] = []
         for number, (text, is_output) in enumerate(parts, start=1):
             if is_output:

@@ -1,6 +1,7 @@
 """Problems: the data that all stages from data preparation to registration read."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -8,8 +9,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from components.shared import jsonl
+from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import validate
 from components.shared.errors import PipelineError
+
+_MARKED_ANSWER = re.compile(r"^####[ \t]*(\S.*?)\s*\Z", re.MULTILINE)
+"""A last line that declares the answer, as in GSM8K."""
 
 
 class Split(StrEnum):
@@ -47,6 +52,15 @@ class Problem(BaseModel):
     def conversation(self) -> str:
         """The question with the messages before it, for people."""
         return "\n".join([*(f"[{role}] {content}" for role, content in self.earlier), self.question])
+
+    def solution_for(self, policy: AnswerPolicy) -> str:
+        """Return the solution that fine-tuning imitates: an answer in the other declared form gets that of `policy`."""
+        marked = _MARKED_ANSWER.search(self.solution)
+        if policy is AnswerPolicy.BOXED and marked and r"\boxed" not in marked[1]:
+            return f"{self.solution[: marked.start()]}\\boxed{{{marked[1]}}}"
+        if policy is AnswerPolicy.MARKED and not marked and r"\boxed" in self.solution:
+            return f"{self.solution.rstrip()}\n#### {self.answer}"
+        return self.solution
 
     @property
     def num_steps(self) -> int | None:

@@ -21,7 +21,9 @@ def tokenizer_for(model: ModelConfig, problems: Iterable[Problem]) -> Tokenizer:
     """Return the tokenizer of `model`; one made from scratch learns its vocabulary from `problems`."""
     if model.scratch is None:
         return _read(model.base)
-    texts = [text for problem in problems for text in (model.ask(problem.question, problem.source), problem.solution)]
+    texts = []
+    for problem in problems:
+        texts += [model.ask(problem.question, problem.source), problem.solution_for(model.answer)]
     if model.scratch.vocabulary_size is None:
         return _words(texts, single_digits=model.scratch.single_digits)
     return _byte_pairs(texts, model.scratch.vocabulary_size)

@@ -14,7 +14,7 @@ class ValidateConfig(Config):
     model: Annotated[ModelConfig, SameAs("train_sft", "model")]
     """The model to train: its prompt and tokenizer determine the length of a text."""
     num_sft_steps: Annotated[int, SameAs("train_sft", "num_steps")] = Field(NUM_SFT_STEPS, ge=0)
-    """Steps of fine-tuning: with 0 no solution is imitated, so none needs its answer where `model.answer` says."""
+    """Steps of fine-tuning: with 0 no solution is imitated, so none has to declare its answer."""
     max_prompt_tokens: int = Field(1024, gt=0)
     """Maximum tokens of a prompt."""
     max_solution_tokens: int = Field(1024, gt=0)

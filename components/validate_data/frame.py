@@ -111,7 +111,7 @@ def _problem_columns(problems: Sequence[Problem], config: ValidateConfig) -> lis
         if problem.split == Split.TRAIN and problem.solution.strip():
             row["solution_tokens"] = solution_tokens[index]
             if is_imitated:
-                row["worked"] = int(has_reasoning(problem.solution, config.model.answer))
+                row["worked"] = int(has_reasoning(problem.solution_for(config.model.answer), config.model.answer))
         rows.append(row)
     return rows
 

@@ -25,10 +25,7 @@ def ungradable(problems: Sequence[Problem], policy: AnswerPolicy, *, imitated: b
     shown = ", ".join(found[:_NUM_SHOWN]) + (", ..." if len(found) > _NUM_SHOWN else "")
     remedy = "accepted: the value alone"
     if imitated:
-        remedy += (
-            f", and solutions that end in it as train_sft.model.answer ({policy}) reads them; train_sft.num_steps: 0 "
-            "imitates no solution"
-        )
+        remedy += ", and solutions that end in it after #### or in a box; train_sft.num_steps: 0 imitates no solution"
     return f"{len(found):,} of {len(problems):,} answers cannot be graded: {shown}; {remedy}"
 
 
@@ -41,7 +38,7 @@ def grades(problems: Sequence[Problem], policy: AnswerPolicy, *, imitated: bool)
     solutions, bare_numbers = [], []
     for problem in problems:
         boxed = Submission(problem.answer, rf"\boxed{{{problem.answer}}}", AnswerPolicy.BOXED, problem.question)
-        solution = Submission(problem.answer, problem.solution, policy, problem.question)
+        solution = Submission(problem.answer, problem.solution_for(policy), policy, problem.question)
         solutions.append(solution if imitated and problem.solution.strip() else boxed)
         # If the grader refuses the number without the words of the answer, only the exact text would be right.
         bare_numbers.append(replace(boxed, response=rf"\boxed{{{_number_in(problem.answer)}}}"))

@@ -48,15 +48,16 @@ def test_observations_without_room_are_refused_before_training(tmp_path: Path, n
 
 
 def test_what_an_environment_wrote_is_read_and_not_learned() -> None:
-    """By hand: of a call, its output and the answer the first and the last are learned, with the end token."""
+    """By hand: of a call, its output and the boxed answer the first and the last are learned, with the end token."""
     call, output, answer = "Multiply.\n```calculator\n2*3\n```\n", "```output\n6\n```\n", "#### 6"
     problems = [tiny.problem(1, solution=call + output + answer), tiny.problem(2)]
-    model = ModelConfig.model_validate({**tiny.MODEL.model_dump(), "tools": {"environment": "calculator"}})
+    values = {"base": "scratch:tiny", "answer": "boxed", "tools": {"environment": "calculator"}}
+    model = ModelConfig.model_validate(values)
     checkpoint = create(model, problems, seed=1, dtype=torch.float32)
     acting, plain = checkpoint.examples(problems)
     ((start, stop),), ids = acting.environment, acting.completion_ids
     assert ids[start:stop] == checkpoint.read_observation("6", ended=False).ids
-    assert (ids[:start], ids[stop:]) == (checkpoint.encode(call), (*checkpoint.encode(answer), 1))
+    assert (ids[:start], checkpoint.decode(ids[stop:-1]), ids[-1]) == (checkpoint.encode(call), r"\boxed{6}", 1)
     assert plain.environment == ()
     with torch.no_grad():
         logprobs = [plain_scores(checkpoint.model, sequence)[0] for sequence in (acting, plain)]

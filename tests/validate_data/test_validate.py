@@ -176,11 +176,14 @@ def test_doubtful_problems_pass(problems: Path, tmp_path: Path, capsys: pytest.C
     assert all(f"`{name}` is not met" in printed for name in doubts)
 
 
-def test_solutions_have_to_answer_as_the_prompt_asks(problems: Path, tmp_path: Path) -> None:
-    """A model that is to box its answers cannot learn it from solutions that mark theirs."""
+def test_solutions_have_to_declare_their_answer(problems: Path, tmp_path: Path) -> None:
+    """A model that is to box its answers imitates a box in place of a mark, but there is none for a sentence."""
+    model = PARAMS["model"] | {"answer": "boxed"}
+    run(problems, tmp_path / "marked", model=model)
+    assert _missed(tmp_path / "marked") == {}
     with pytest.raises(DataRejectedError, match="`gradable_answers` is not met"):
-        run(problems, tmp_path / "validation", model=PARAMS["model"] | {"answer": "boxed"})
-    assert set(_missed(tmp_path / "validation")) == {"gradable_answers", "worked_solutions"}
+        run(problems, tmp_path / "none", lambda train, _: [row.update(solution="So 1") for row in train], model=model)
+    assert set(_missed(tmp_path / "none")) == {"gradable_answers", "worked_solutions"}
 
 
 def test_dev_problems_are_checked_and_counted_too(problems: Path, tmp_path: Path) -> None:
@@ -202,6 +205,7 @@ def test_answers_that_only_they_themselves_would_match_are_not_gradable() -> Non
     expected |= {r"1, 2, \ldots, n": "unscorable", "He has 12 apples.": "wrong"}
     problems = [tiny.problem(1).model_copy(update={"solution": "", "answer": answer}) for answer in expected]
     assert grades(problems, AnswerPolicy.DECLARED, imitated=True) == list(expected.values())
+    assert grades([tiny.problem(1, solution=r"\boxed{2}.")], AnswerPolicy.MARKED, imitated=True) == ["right"]
 
 
 def test_rule_that_cannot_be_evaluated_is_no_verdict_on_the_data(problems: Path) -> None:
