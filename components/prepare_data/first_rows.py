@@ -54,7 +54,7 @@ def _first_rows(source: Source, split: Split) -> list[Problem | MalformedRow] | 
     if isinstance(source, Dataset) and source.is_on_hub(split, Path()):
         return []
     try:
-        rows = list(islice(source.read(split, Path()), _NUM_ROWS))
+        rows = list(islice((row for row in source.read(split, Path()) if row is not None), _NUM_ROWS))
     except PipelineError as error:
         return str(error)
     if not rows:

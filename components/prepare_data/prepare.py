@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from decimal import ROUND_UP, Context
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,13 @@ def _read_sources(config: PrepareConfig) -> tuple[dict[Split, list[Problem]], Ro
                 continue
             for split in filter(source.path, Split):  # the splits that have a path
                 rows = list(source.read(split, raw.path, seed=config.seed))
+                problems = [row for row in rows if isinstance(row, Problem)]
                 malformed = [row for row in rows if isinstance(row, MalformedRow)]
-                _check_rows(source, split, len(rows), malformed, config.max_malformed_fraction)
-                splits[split] += [row for row in rows if isinstance(row, Problem)]
+                _check_rows(source, split, rows, malformed, config.max_malformed_fraction)
+                splits[split] += problems
                 quarantine += [{**row._asdict(), "file": row.file.as_posix()} for row in malformed]
                 name, material = _material(config, raw, source, split)
-                file = {"path": name, "source": source.name, "split": split, "rows": len(rows)}
+                file = {"path": name, "source": source.name, "split": split, "rows": len(problems) + len(malformed)}
                 raw_files.append({**file, **material.model_dump()})
         if config.difficulty:
             path = config.difficulty.pass_rates
@@ -170,19 +172,25 @@ def _remove_contamination(splits: dict[Split, list[Problem]], config: Contaminat
 
 
 def _check_rows(
-    source: FileSource, split: Split, num_rows: int, malformed: list[MalformedRow], max_fraction: float
+    source: FileSource,
+    split: Split,
+    rows: list[Problem | MalformedRow | None],
+    malformed: list[MalformedRow],
+    max_fraction: float,
 ) -> None:
-    """Raise PipelineError if a split has no row, or too many malformed ones."""
+    """Raise PipelineError if a split has no row, or too many of the rows read from its files are malformed."""
     path = source.path(split)
-    if not num_rows:
+    if not any(rows):
         problem = f"{path}: contains no row for the {split} split"
         if source.test_fraction or source.dev_fraction:
             problem += "; rows with the same question stay in one split: does the file have different questions?"
         raise PipelineError(problem)
-    if len(malformed) > max_fraction * num_rows:
+    if malformed and len(malformed) / len(rows) > max_fraction:
         first = malformed[0]
+        accepted = Context(prec=3, rounding=ROUND_UP).divide(len(malformed), len(rows))
+        remedy = f"; correct them, or set it to {accepted:f} or more" if accepted < 1 else ""
         raise PipelineError(
-            f"{path}: {len(malformed)} of {num_rows} rows are malformed, more than "
-            f"prepare_data.max_malformed_fraction ({max_fraction:g}) allows; "
+            f"{path}: {len(malformed)} of {len(rows)} rows are malformed, more than "
+            f"prepare_data.max_malformed_fraction ({max_fraction:g}) allows{remedy}; "
             f"first: {first.file}:{first.line}: {first.reason}"
         )

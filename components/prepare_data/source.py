@@ -176,10 +176,11 @@ class FileSource(Config):
     def read_row(self, columns: dict[str, Any]) -> Fields:
         """Return the problem in one row; MalformedRowError if the row cannot be used."""
 
-    def read(self, split: Split, root: Path, *, seed: int = 0) -> Iterator[Problem | MalformedRow]:
-        """Yield the problem in each row of a split, or why the row cannot be used, up to the maximum of the split.
+    def read(self, split: Split, root: Path, *, seed: int = 0) -> Iterator[Problem | MalformedRow | None]:
+        """Yield the problem in each row of a split's files, up to the maximum of the split, or why it cannot be used.
 
-        The path of the split is relative to `root`. `seed` decides which problems of the train file are held out.
+        A row of the train file that belongs to another split is None. The path of the split is relative to `root`.
+        `seed` decides which problems of the train file are held out.
         """
         num_problems = 0
         is_held_out = self.held_out_fraction(split) > 0
@@ -190,11 +191,12 @@ class FileSource(Config):
                         raise MalformedRowError(row.reason)
                     fields = self.read_row(row.columns)
                 except MalformedRowError as error:
-                    if not is_held_out:  # the train split reports the malformed rows of the train file
-                        yield MalformedRow(row.file, row.line, str(error))
+                    # The train split reports the malformed rows of the train file.
+                    yield None if is_held_out else MalformedRow(row.file, row.line, str(error))
                     continue
                 is_in_train_file = split == Split.TRAIN or is_held_out
                 if is_in_train_file and self._split_of(fields.question, seed) != split:
+                    yield None
                     continue
                 yield Problem(id=f"{self.name}/{split}/{row.name}", source=self.name, split=split, **fields._asdict())
                 num_problems += 1

@@ -152,13 +152,11 @@ def test_malformed_rows_are_quarantined(tmp_path: Path, gsm8k: dict[str, Any]) -
 
 
 def test_file_with_too_few_usable_rows_is_an_error(tmp_path: Path, gsm8k: dict[str, Any]) -> None:
-    """Each file is judged alone, and no limit lets an empty or entirely malformed one pass."""
+    """Each file is judged alone, with its held-out rows; no limit lets an empty or entirely malformed one pass."""
     few = _write(tmp_path / "few.jsonl", [_gsm8k(1), b"{}", b"{}", _gsm8k(2)])
-    allowed = (
-        rf"{few}: 2 of 4 rows are malformed, more than .*_fraction \(0.49\) allows; first: {few}:2: column `answer`"
-    )
+    allowed = rf"{few}: 2 of 4 rows are malformed, .*\(0.49\) allows; .* set it to 0.5 or more; first: {few}:2: column"
     with pytest.raises(PipelineError, match=allowed):
-        _prepare(tmp_path / "few", gsm8k | {"test": few}, max_malformed_fraction=0.49)
+        _prepare(tmp_path / "few", gsm8k | {"train": few, "dev_fraction": 0.99}, max_malformed_fraction=0.49)
     empty = _write(tmp_path / "empty.jsonl", [])
     with pytest.raises(PipelineError, match=f"{empty}: contains no row"):
         _prepare(tmp_path / "empty", gsm8k | {"test": empty}, max_malformed_fraction=0.99)

@@ -36,9 +36,8 @@ def _delimited(path: Path, delimiter: str, encoding: str, line_end: str) -> None
     with path.open("w", newline="", encoding=encoding) as file:
         writer = csv.DictWriter(file, ["question", "answer"], delimiter=delimiter, lineterminator=line_end)
         writer.writeheader()
-        writer.writerows(
-            [{name: (value or "").replace("\n", line_end) for name, value in row.items()} for row in _ROWS]
-        )
+        for row in _ROWS:
+            writer.writerow({name: (value or "").replace("\n", line_end) for name, value in row.items()})
 
 
 def _parquet(path: Path) -> None:
@@ -135,7 +134,7 @@ class _Notes(FileSource):
         return Fields(text(columns, "text", "prompt"), "", "1")
 
 
-def _read_split(root: Path, path: str, **settings: Any) -> list[Problem | MalformedRow]:
+def _read_split(root: Path, path: str, **settings: Any) -> list[Problem | MalformedRow | None]:
     return list(_Notes(train=Path(path), **settings).read(Split.TRAIN, root))
 
 
