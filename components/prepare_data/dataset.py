@@ -1,6 +1,7 @@
 """Any dataset, in files or on the hub, whose columns are recognised by their names or named in the config."""
 
 import json
+import math
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -35,8 +36,8 @@ class Columns(Config):
     question: str | None = Field(default=None, min_length=1)
     """Column of the question; null for the first of: question, prompt, problem, query, instruction."""
     answer: str | None = Field(default=None, min_length=1)
-    """Column of the final answer; null for the first of: answer, final_answer, expected_answer, ground_truth, target,
-    or else for what the solution declares after `####` or in a box."""
+    """Column of the final answer, which no row may lack; null for the first of: answer, final_answer, expected_answer,
+    ground_truth, target, or else, where these are empty, for what the solution declares after `####` or in a box."""
     solution: str | None = Field(default=None, min_length=1)
     """Column of the worked solution; null for the first of: solution, rationale, explanation. Without one there is
     nothing for fine-tuning to imitate."""
@@ -134,13 +135,19 @@ class Dataset(FileSource):
         return Fields(question, solution, answer, subject, level, earlier)
 
     def _column_name(self, columns: dict[str, Any], field: str) -> str | None:
-        """Return the name of the column that has a field of the problem; None if the row has no value for it."""
+        """Return the name of the column that has a field of the problem; None if the row has no value for it.
+
+        A row without a value in the column that the config names for answers is malformed.
+        """
         name: str | None = getattr(self.columns, field)
         # For `a.b`, column `a` has objects, and those without a key `b` have no value.
         if name and name not in columns and not isinstance(columns.get(name.partition(".")[0]), dict):
             raise MalformedRowError(f"no column `{name}`; columns: {', '.join(columns)}")
         names = (name,) if name else _DEFAULT_COLUMNS[field]
-        return next((each for each in names if _value(columns, each) is not None), None)
+        column = next((each for each in names if _value(columns, each) is not None), None)
+        if field == "answer" and name and column is None:
+            raise self._missing(columns, field)
+        return column
 
     def _missing(self, columns: dict[str, Any], field: str) -> MalformedRowError:
         """Return the error for a row without a value for a field of the problem."""
@@ -199,10 +206,11 @@ def _question(name: str, value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 
 def _value(columns: dict[str, Any], name: str) -> Any:
-    """Return the value of a column or, for `a.b`, of key `b` in column `a`; None if it is missing or white space."""
+    """Return the value of a column or, for `a.b`, of key `b` in column `a`; None if it is missing, blank or NaN."""
     if name in columns:
         value = columns[name]
-        return None if isinstance(value, str) and not value.strip() else value
+        is_blank = isinstance(value, str) and not value.strip()
+        return None if is_blank or (isinstance(value, float) and math.isnan(value)) else value
     first, _, rest = name.partition(".")
     inner = columns.get(first)
     return _value(inner, rest) if rest and isinstance(inner, dict) else None

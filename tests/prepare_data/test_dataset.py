@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def _row(columns: dict[str, Any], **names: str) -> Fields:
         ({"a": "Q?", "b": "72", "answer": "no"}, {"question": "a", "answer": "b"}, Fields("Q?", "", "72")),
         ({"problem": "Q?", "final_answer": 0.1 + 0.2}, {}, Fields("Q?", "", "0.3")),
         # The answer of a solution, as the grader reads it; one that is not declared is added.
-        ({"question": "Q?", "solution": "So\n#### 72"}, {}, Fields("Q?", "So\n#### 72", "72")),
+        ({"question": "Q?", "answer": math.nan, "solution": "#### 72"}, {}, Fields("Q?", "#### 72", "72")),
         ({"question": "Q?", "solution": r"\boxed{\frac12}."}, {}, Fields("Q?", r"\boxed{\frac12}.", r"\frac12")),
         ({"question": "Q?", "answer": "So\n#### 72"}, {}, Fields("Q?", "So\n#### 72", "72")),
         ({"question": "Q?", "solution": "So 72.\n", "answer": 72}, {}, Fields("Q?", "So 72.\n#### 72", "72")),
@@ -74,9 +75,8 @@ def test_columns_are_found_by_name(columns: dict[str, Any], names: dict[str, str
     [
         ({"text": "Q?", "label": "1"}, {}, "has no question (`question` or `prompt` or `problem` or `query` or"),
         ({"question": "Q?", "label": "1"}, {}, "columns: question, label; name one as `columns.answer`"),
-        ({"question": "Q?", "answer": "1"}, {"question": "frage"}, "no column `frage`; columns: question, answer"),
         ({"question": " ", "answer": "1"}, {}, "column `question`, the question, is empty"),
-        ({"question": "Q?", "answer": ""}, {"answer": "answer"}, "column `answer`, the answer, is empty"),
+        ({"question": "Q?", "n": "", "solution": "#### 1"}, {"answer": "n"}, "column `n`, the answer, is empty"),
         ({"question": "Q?", "answer": ["1", "2"]}, {}, 'column `answer` is ["1", "2"], expected text'),
         ({"question": "Q?", "solution": "So."}, {}, "column `solution` declares no final answer, such as `#### 42`"),
         ({"question": "Q?", "answer": "1", "n": "x"}, {"level": "n"}, 'column `n` is "x", expected a number'),
