@@ -99,12 +99,18 @@ def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
 
 
 def _exceeded_by_data(params: Params) -> Iterator[str]:
-    """Yield a line for each limit that most of the first problems exceed, at which a later stage would stop."""
+    """Yield a line if the first problems cannot be put to the model, or for each limit that most of them exceed."""
     model, limits = params.train_sft.model, params.validate_data
-    if model.scratch or params.prepare_data.repository:  # no tokenizer yet, or no data: they would be downloaded
+    if params.prepare_data.repository:  # the data would have to be downloaded
         return
     problems = list(first_problems(params.prepare_data))
-    prompts, solutions = token_lengths(model, problems)
+    try:
+        prompts, solutions = token_lengths(model, problems)
+    except PipelineError as error:
+        yield f"train_sft.model: {error}"
+        return
+    if model.scratch:  # the tokenizer of a run is made from all problems
+        return
     rows = zip(problems, prompts, solutions, strict=True)
     examples = [prompt + solution + 1 for each, prompt, solution in rows if each.split == Split.TRAIN]  # 1: end token
     checks = [("validate_data.max_prompt_tokens", limits.max_prompt_tokens, "prompts", prompts)]

@@ -197,10 +197,13 @@ def _question(name: str, value: Any) -> tuple[str, tuple[tuple[str, str], ...]]:
     roles = [each.get("role") for each in value]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if turns != ["user", *["assistant", "user"] * (len(turns) // 2)]:
-        raise MalformedRowError(
+        reason = (
             f"column `{name}` has messages of {', '.join(map(str, roles)) or 'no role'}; accepted: an "
             "optional system message, then user and assistant in turns, with the user's question last"
         )
+        if roles[-1:] == ["assistant"]:
+            reason += "; move the assistant's last message to a column `answer` or, if it shows its work, `solution`"
+        raise MalformedRowError(reason)
     *earlier, question = (text({name: each.get("content")}, name) for each in value)
     return question, tuple(zip(roles[:-1], earlier, strict=True))
 

@@ -131,8 +131,9 @@ class PromptFormat:
         if earlier:
             roles = ", ".join(role for role, _ in earlier)
             raise PipelineError(
-                f"a question follows other messages ({roles}), which need a chat template: set train_sft.model.chat, "
-                "such as `chat: {}`, or a protocol with chat"
+                f"a question from {source} follows other messages ({roles}), which need a chat template: set "
+                "train_sft.model.chat, such as `chat: {}`, for a train_sft.model.base that has one (models made from "
+                "scratch have none)"
             )
         return self.config.ask(question, source)
 

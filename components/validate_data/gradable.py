@@ -19,7 +19,7 @@ _NUM_SHOWN = 3
 def ungradable(problems: Sequence[Problem], policy: AnswerPolicy, *, imitated: bool) -> str:
     """Return a message with the number of answers that cannot be graded, and three of them; empty if all can."""
     graded = zip(problems, grades(problems, policy, imitated=imitated), strict=True)
-    found = [f'"{problem.answer}" ({grade})' for problem, grade in graded if grade != Verdict.RIGHT]
+    found = [f'"{problem.answer}" ({grade}; {problem.id})' for problem, grade in graded if grade != Verdict.RIGHT]
     if not found:
         return ""
     shown = ", ".join(found[:_NUM_SHOWN]) + (", ..." if len(found) > _NUM_SHOWN else "")

@@ -261,14 +261,20 @@ def test_dataset_is_refused_before_anything_runs(values: Values, changes: Values
     assert line is None or line in lines[0]
 
 
-@pytest.mark.parametrize(("answer", "is_refused"), [("He has {} apples.", True), ("{} apples", False)])
-def test_answers_that_cannot_be_graded_are_named(values: Values, answer: str, is_refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("before", "answer", "line"),
+    [
+        ([], "He has {} apples.", '20 of 20 answers cannot be graded: "He has 1 apples." (wrong; sums/train/00000), '),
+        ([], "{} apples", None),
+        ([{"role": "system", "content": "Add."}], "{}", "from sums follows other messages (system), which need a chat"),
+    ],
+)
+def test_problems_that_cannot_be_used_are_named(values: Values, before: Any, answer: str, line: str | None) -> None:
     """Validation would refuse them; a unit or a currency is no reason."""
-    rows = [f"{number} and 1 apples?,{answer.format(number + 1)}" for number in range(100)]
-    Path("sums.csv").write_text("\n".join(["q,a", *rows]))
-    lines = missing_here(_put(values, {"prepare_data.sources": [SUMS], **WITHOUT_SFT}))
-    named = '20 of 20 answers cannot be graded: "He has 1 apples." (wrong), "He has 2 apples." (wrong), "He has 3'
-    assert [named in line for line in lines] == [True] * is_refused
+    rows = [{"q": [*before, {"role": "user", "content": f"{n} and 1?"}], "a": answer.format(n + 1)} for n in range(100)]
+    Path("sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = missing_here(_put(values, {"prepare_data.sources": [SUMS | {"train": "sums.jsonl"}], **WITHOUT_SFT}))
+    assert [line is not None and line in each for each in lines] == [True] * (line is not None)
 
 
 def test_fine_tuning_on_problems_without_solutions_is_refused(values: Values) -> None:

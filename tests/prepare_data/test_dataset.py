@@ -73,14 +73,13 @@ def test_columns_are_found_by_name(columns: dict[str, Any], names: dict[str, str
 @pytest.mark.parametrize(
     ("columns", "names", "reason"),
     [
-        ({"text": "Q?", "label": "1"}, {}, "has no question (`question` or `prompt` or `problem` or `query` or"),
         ({"question": "Q?", "label": "1"}, {}, "columns: question, label; name one as `columns.answer`"),
         ({"question": " ", "answer": "1"}, {}, "column `question`, the question, is empty"),
         ({"question": "Q?", "n": "", "solution": "#### 1"}, {"answer": "n"}, "column `n`, the answer, is empty"),
         ({"question": "Q?", "answer": ["1", "2"]}, {}, 'column `answer` is ["1", "2"], expected text'),
         ({"question": "Q?", "solution": "So."}, {}, "column `solution` declares no final answer, such as `#### 42`"),
         ({"question": "Q?", "answer": "1", "n": "x"}, {"level": "n"}, 'column `n` is "x", expected a number'),
-        ({"prompt": [_SYSTEM], "answer": "1"}, {}, "column `prompt` has messages of system; accepted: an optional"),
+        ({"prompt": [_SYSTEM, _ASKED, {"role": "assistant"}]}, {}, "last; move the assistant's last message to a"),
     ],
 )
 def test_row_without_question_or_answer_is_named(columns: dict[str, Any], names: dict[str, str], reason: str) -> None:

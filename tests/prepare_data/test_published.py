@@ -25,10 +25,8 @@ _DOUBLE: dict[str, Any] = {
     "code": "def double(numbers):\r\n  return [2 * number for number in numbers] ",
     "test_list": ["assert double([1, 2]) == [2, 4]", "assert double([]) == []", "assert double([-1]) == [-2]"],
     "test_setup_code": "",
-    "challenge_test_list": [],
 }
 _AREA: dict[str, Any] = {
-    "source_file": "tasks.ipynb",
     "task_id": 2,
     "prompt": "Write a python function to find the area of a circle. ",
     "code": "import math\ndef area(radius):\n    return math.pi * radius ** 2",
@@ -62,12 +60,7 @@ _MARBLES: dict[str, Any] = {
         (_MBPP, _DOUBLE, {"test_list": ["assert f(1) > 2"]}, "column `test_list`: line 1 of the tests is "),
         (_MBPP, _DOUBLE, {"test_setup_code": "root = Node(1)"}, "column `test_setup_code` does more than import"),
         (_MBPP, _DOUBLE, {"test_setup_code": "import"}, "`test_setup_code` are not valid Python: invalid syntax"),
-        (
-            _MBPP,
-            _AREA,
-            {"test_list": ["assert area(math.pi) == 2"]},
-            "the tests call math, which they import; they may",
-        ),
+        (_MBPP, _AREA, {"test_list": ["assert area(math.pi) == 2"]}, "the tests call math, which they import; they"),
         (_SVAMP, _MARBLES, {"Equation": None}, "column `Equation` is missing"),
     ],
 )
