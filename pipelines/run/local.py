@@ -231,7 +231,7 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fre
             screen.draw([])
             if tracker.running in TRAININGS:
                 saves = f"finishes its step and saves a checkpoint, within {grace_s:g} s"
-                screen.show(f"stopping: {tracker.running} {saves}", Style.DIM)
+                screen.show(f"stopping: {tracker.running} {saves}; Ctrl-C again ends it at once", Style.DIM)
             raise
 
 

@@ -90,21 +90,26 @@ def test_no_stage_starts_after_a_stop(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 _STUBBORN = """
-import signal, time
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, {})
 print("ready", flush=True)
 time.sleep(30)
 """
 
 
-def test_a_process_that_ignores_signals_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block."""
+@pytest.mark.parametrize(
+    ("on_sigint", "grace_s"), [("signal.SIG_IGN", 0.1), ("lambda *_: os.kill(os.getppid(), signal.SIGINT)", 1000.0)]
+)
+def test_a_process_that_ignores_signals_is_killed(
+    on_sigint: str, grace_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither Ctrl-C nor SIGTERM ends it; nothing that was started outlives the block, and another Ctrl-C ends it."""
     monkeypatch.setattr("pipelines.run.process._GRACE_S", 0.1)
     log = tmp_path / "log"
     with (
         log.open("wb") as file,
-        process([sys.executable, "-c", _STUBBORN], os.environ, grace_s=0.1, log=file) as started,
+        process([sys.executable, "-c", _STUBBORN.format(on_sigint)], os.environ, grace_s=grace_s, log=file) as started,
     ):
         while not log.read_text():
             time.sleep(0.01)
