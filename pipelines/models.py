@@ -142,7 +142,8 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
     rows = [("when", "what", "version", "alias", "who", "why")]
     for each in changes:
         when = _time(each.at.isoformat())
-        rows.append((when, each.action, each.version, each.alias or "-", each.by, each.reason))
+        action = f"{each.action} (forced)" if "Forced" in each.facts else each.action
+        rows.append((when, action, each.version, each.alias or "-", each.by, each.reason))
     print(aligned(rows))
 
 

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
 
-from components.shared import jsonl
+from components.report.formatting import value_range
+from components.shared import jsonl, page
+from components.shared.progress import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -222,7 +224,9 @@ def _svg(figure: "Figure", title: str, curves: Sequence[_Curve], *, percent: boo
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
     view = re.search(r'viewBox="[^"]*"', text)
     assert view is not None
-    text = re.sub(r"<svg [^>]*>", f'<svg class="chart" role="img" aria-label="{title}" {view.group()}>', text, count=1)
+    to_text = page.percent if percent else brief
+    label = f"{title}: {', '.join(f'{curve.name} {value_range(curve.values, to_text)}' for curve in curves)}"
+    text = re.sub(r"<svg [^>]*>", f'<svg class="chart" role="img" aria-label="{label}" {view.group()}>', text, count=1)
     text = text.replace("xlink:href", "href").replace(_TEXT, "currentColor").replace("'DejaVu Sans'", "sans-serif")
     text = text.replace("</svg>", _values_on_hover(figure, curves, percent=percent) + "\n</svg>")
     return Markup(re.sub(r"\n\s*", "\n", text).strip())

@@ -166,6 +166,7 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
     assert _champion(registry) == f"{NAME}@v0.0.2"
     shown = _run(capsys, "promote", "candidate", "--reason", "to see it", "--force")
     assert shown.count("FAILED") == 2
+    assert "promote (forced)" in _run(capsys, "history").splitlines()[-1]
     forced = json.loads(_run(capsys, "history", "--json"))[-1]["facts"]["Forced"]
     assert forced.startswith("it missed the gate: ")
     assert "the test problems differ" in forced
