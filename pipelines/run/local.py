@@ -214,6 +214,7 @@ def _new_folder(about: About, name: str) -> Path:
 def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fresh_from: str) -> None:
     """Run all stages in another process, which gets `grace_s` to end if it is stopped, and show their messages."""
     command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), f"--fresh-from={fresh_from}"]
+    command.append(f"--parent={os.getpid()}")
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / history.JOURNAL)}
     with (
         # The temporary folders of killed stages are removed with this one.

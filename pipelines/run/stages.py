@@ -1,4 +1,4 @@
-"""Runs the stages of a run, one after the other: `python -m pipelines.run.stages FOLDER`.
+"""Runs the stages of a run, one after the other: `python -m pipelines.run.stages FOLDER --parent=PID`.
 
 Each stage is a process, with the options that its command line takes. Training and evaluation are forked from a process
 that imports their libraries while the first stages run (preloaded.py), unless the machine has an accelerator.
@@ -115,8 +115,11 @@ def _run_stage(name: str, options: list[str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGINT))
-    end_with_parent(os.getppid(), signal.SIGHUP)  # a killed `grpo-pipeline run` stops its run, as Ctrl-C does
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fresh-from", default="", choices=["", *STAGES])
-    sys.exit(run_stages(**vars(parser.parse_args())))
+    parser.add_argument("--parent", type=int, required=True)
+    options = vars(parser.parse_args())
+    # A killed `grpo-pipeline run` stops its run, as Ctrl-C does, even while this process was starting.
+    end_with_parent(options.pop("parent"), signal.SIGHUP)
+    sys.exit(run_stages(**options))

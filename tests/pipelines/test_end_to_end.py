@@ -17,6 +17,7 @@ from components.preflight.config import load_params
 from components.shared.jsonl import read_json
 from components.shared.lineage import digest, file_digest
 from components.shared.page import percent
+from pipelines.run.history import About, every_run
 from tests import recorded_runs
 from tests.pipelines.project import FinishedRun, Project, copy_project, unmoved
 from tests.presets import ROOT, preset, write_params
@@ -95,7 +96,7 @@ def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: 
 def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path) -> None:
     """SIGKILL from outside, as by the kernel when memory runs out: exit code 75, the cause, no output in place."""
     project = copy_project(tmp_path)
-    with project.start(*SMOKE) as run:
+    with project.start(*SMOKE, "--name=mine", "--note=why", "--tag=a") as run:
         _wait_for_log(project, "--- validate_data")
         while len(processes := project.processes("pipelines.run.stages")) < 2:  # between two stages
             time.sleep(0.01)
@@ -107,6 +108,15 @@ def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path)
     assert "stopped at validate_data; resume with: " in ended.printed
     assert not list(project.folder.glob("outputs/runs/**/validation/validation"))
     assert not (project.folder / "outputs/latest").exists()
+    with project.start("run", "--resume=mine") as resumed:
+        while not project.processes("pipelines.run.stages"):
+            time.sleep(0.05)
+        resumed.kill()
+    while project.processes():  # the stages end with their run, even if it is killed
+        time.sleep(0.05)
+    newest, _ = every_run(project.folder / "outputs")
+    assert (newest.name[-6:], newest.state[:7]) == ("Z-mine", "stopped")
+    assert newest.about == About(params="smoke", note="why", tags=("a",))
 
 
 def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:
