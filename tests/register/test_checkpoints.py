@@ -140,10 +140,8 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert _fetch(tmp_path, f"{OTHER}@step-10", "other")
 
 
-def test_a_damaged_or_missing_file_is_named_and_the_checkpoint_not_delivered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing is left in the place of the model."""
+def test_a_damaged_checkpoint_is_named_and_not_delivered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or one with a missing file; nothing is left in the place of the model."""
     _publish(tmp_path, 10)
     weights = max(_objects(tmp_path), key=lambda path: path.stat().st_size)
     weights.chmod(0o600)
