@@ -43,6 +43,7 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
             environments = stack.enter_context(closing(Environments(tools)))
         loaded = Model(checkpoint, folder, temperature, max_new_tokens, environments)
         if question is not None:
+            print(f"> {printable(question)}\n" if sys.stdout.isatty() else "", end="")
             loaded.answer(question)
             return
         if sys.stdin.isatty():

@@ -110,14 +110,20 @@ def compare(versions: Sequence[str], registry: str, *, as_json: bool) -> None:
 
 
 def verify(versions: Sequence[str], registry: str) -> None:
-    """Read all files of versions, or of all versions; PipelineError if a byte differs from what was registered."""
+    """Read all files of versions, or of all versions and pushed checkpoints; PipelineError with a line per fault."""
     with read_registry(registry) as snapshot:
         chosen = [snapshot.version(spec) for spec in versions]
         result = snapshot.verify(chosen) if chosen else snapshot.verify_all()
-    if result.faults:
-        raise PipelineError("\n".join(result.faults))
+        stored = pushed.stored_checkpoints(snapshot)
+        read = [] if chosen else stored
+        faults = result.faults + [fault for each in read for fault in pushed.checkpoint_faults(snapshot, each)]
+    if faults:
+        raise PipelineError("\n".join(faults))
     names = ", ".join(version.tag for version in chosen) or "all versions"
     print(f"{names}: {result.num_files} files, {result.num_bytes:,} bytes read, all as registered")
+    if stored:
+        outcome = "skipped, `models verify` without VERSION reads them" if chosen else "read, all as pushed"
+        print(f"{plural(len(stored), 'checkpoint')} of runs: {outcome}")
 
 
 def get(version: str, destination: Path, registry: str) -> None:
@@ -136,7 +142,8 @@ def history(name: str | None, registry: str, *, as_json: bool) -> None:
     rows = [("when", "what", "version", "alias", "who", "why")]
     for each in changes:
         when = _time(each.at.isoformat())
-        rows.append((when, each.action, each.version, each.alias or "-", each.by, each.reason))
+        action = f"{each.action} (forced)" if "Forced" in each.facts else each.action
+        rows.append((when, action, each.version, each.alias or "-", each.by, each.reason))
     print(aligned(rows))
 
 

@@ -56,10 +56,14 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
     elif "/" in model:
         raise PipelineError(f"{model}: no such folder; accepted: {_ACCEPTED}")
     else:
+        from components.register.snapshot import DamagedError
+
         with tempfile.TemporaryDirectory(prefix="grpo-pipeline-model-") as scratch:
             folder = Path(scratch) / model
             try:
                 _fetch(model, registry, folder)
+            except DamagedError as error:
+                raise DamagedError(f"{error}; `grpo-pipeline models verify` names all damaged files") from None
             except PipelineError as error:
                 missing = f"{model}: no folder, and no version in the registry ({error}); accepted: {_ACCEPTED}"
                 raise type(error)(missing) from None

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from components.register.registry import open_registry
-from components.register.snapshot import Snapshot, read_registry
+from components.register.snapshot import DamagedError, Snapshot, read_registry
 from components.register.storage import (
     CONFIG,
     REMOTE,
@@ -109,20 +109,28 @@ def fetch_checkpoint(location: str, name: str, destination: Path) -> StoredCheck
     """
     with durable.new_folder(destination) as folder, read_registry(location) as snapshot:
         checkpoint = _find(snapshot, name)
-        branch = f"{_BRANCHES}{checkpoint.run}"
-        with error_prefix(f"{checkpoint.name}: cannot be fetched"):
-            paths = (CONFIG, f"{_folder(checkpoint.step)}/{MODEL}.dvc")
-            config, pointer = (snapshot.repository.try_git("show", f"{branch}:{path}") for path in paths)
-            if config is None or pointer is None:
-                raise RetryableError("it has just been removed; list the checkpoints again")
-            read = snapshot.read_storage(config, {folder.name: md5_in(pointer)}, str(folder.parent.absolute()))
-            if read["faults"]:
-                raise PipelineError(next(iter(read["faults"])))
-        fetched = {path.removeprefix(f"{folder.name}/"): digest for path, digest in read["files"].items()}
-        for path in sorted({**checkpoint.digests, **fetched}):
-            if checkpoint.digests.get(path) != fetched.get(path):
-                raise PipelineError(f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since")
+        for fault in checkpoint_faults(snapshot, checkpoint, folder.name, str(folder.parent.absolute())):
+            raise DamagedError(fault)
     return checkpoint
+
+
+def checkpoint_faults(snapshot: Snapshot, checkpoint: StoredCheckpoint, name: str = MODEL, *options: str) -> list[str]:
+    """Read the model of a checkpoint, in messages and the optional destination as `name`; return a line per fault."""
+    branch = f"{_BRANCHES}{checkpoint.run}"
+    with error_prefix(f"{checkpoint.name}: cannot be read"):
+        paths = (CONFIG, f"{_folder(checkpoint.step)}/{MODEL}.dvc")
+        config, pointer = (snapshot.repository.try_git("show", f"{branch}:{path}") for path in paths)
+        if config is None or pointer is None:
+            raise RetryableError("it has just been removed; list the checkpoints again")
+        read = snapshot.read_storage(config, {name: md5_in(pointer)}, *options)
+    if read["faults"]:
+        return [f"{checkpoint.name}: {fault}" for fault in read["faults"].values()]
+    files = {path.removeprefix(f"{name}/"): digest for path, digest in read["files"].items()}
+    return [
+        f"{checkpoint.name}: {path} is not the file that was pushed; it was changed since"
+        for path in sorted({**checkpoint.digests, **files})
+        if checkpoint.digests.get(path) != files.get(path)
+    ]
 
 
 def _find(snapshot: Snapshot, name: str) -> StoredCheckpoint:

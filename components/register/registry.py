@@ -89,7 +89,7 @@ class Registry(Snapshot):
         with error_prefix(f"{self.storage_url()}: cannot store the version there"):
             stored = self.repository.dvc_json("store", {name: str(path.resolve()) for name, path in folders.items()})
         if stored["faults"]:
-            fault = next(iter(stored["faults"]))
+            fault = next(iter(stored["faults"].values()))
             raise PipelineError(f"{self.storage_url()}: does not return what is written there: {fault}")
         return Stored({name: pointer_file(name, each) for name, each in stored["pointers"].items()}, stored["files"])
 

@@ -69,6 +69,10 @@ class Assignment(Tag):
     """Whether the alias was taken away."""
 
 
+class DamagedError(PipelineError):
+    """A version, or a file of it, is missing or not as it was registered."""
+
+
 class Verification(NamedTuple):
     """Result of reading every byte of versions."""
 
@@ -112,7 +116,7 @@ class _Bundle(NamedTuple):
         for faulty, fault in self.faults.items():
             # A damaged `.dvc` file is a fault of every path in its folder.
             if _is_below(faulty, [path]) or _is_below(path, [faulty.removesuffix(".dvc")]):
-                raise PipelineError(fault)
+                raise DamagedError(fault)
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,7 @@ class Snapshot:
             folders = {path.partition("/")[0] for path in stored}
             pointers = {folder: md5 for folder, md5 in bundle.pointers.items() if folder in folders}
             for fault in self._read([bundle], pointers, stored, str(destination.absolute()), paths).faults:
-                raise PipelineError(f"{bundle.tag}: {fault}")
+                raise DamagedError(f"{bundle.tag}: {fault}")
         for path, content in bundle.files.items():
             if _is_below(path, paths):
                 (destination / path).parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +324,7 @@ class Snapshot:
         files, faults = self._files(version)
         for name, reason in ((VERSION_FILE, "it is damaged"), (DIGESTS_FILE, "it was registered by an older release")):
             if name not in files:
-                raise PipelineError(faults.get(name, f"{tag}: has no {name}: {reason}"))
+                raise DamagedError(faults.get(name, f"{tag}: has no {name}: {reason}"))
         _check_digest(version, json.loads(files[VERSION_FILE]), files[DIGESTS_FILE])
         expected: dict[str, str] = json.loads(files[DIGESTS_FILE])
         for path, content in files.items():
@@ -361,9 +365,9 @@ class Snapshot:
         if config is None:
             raise PipelineError(f"{self.location}: no version has a {CONFIG} that says where the storage is")
         read = self.read_storage(config, pointers, *options)
-        faults = list(read["faults"])  # messages, each with the files and folders that it is about
+        faults = list(read["faults"].values())
         for path in {**expected, **read["files"]}:
-            if any(_is_below(path, missing) for missing in read["faults"].values()):
+            if _is_below(path, read["faults"]):
                 continue  # already reported
             if path not in read["files"]:
                 faults.append(f"{path} is not in its folder in the storage")
@@ -397,7 +401,7 @@ def _check_digest(version: Version, registered: Mapping[str, Any], digests: byte
     }
     if registered.get("tag") != version.tag or len(set(bundle_digests.values())) > 1:
         values = ", ".join(f"{str(digest)[:12]} in {name}" for name, digest in bundle_digests.items())
-        raise PipelineError(
+        raise DamagedError(
             f"{version.tag}: the tag was moved, or its commit {version.commit[:12]} is not what was registered: "
             f"{VERSION_FILE} is of {registered.get('tag')}, and the digest of the bundle is {values}"
         )

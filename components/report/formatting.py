@@ -1,7 +1,9 @@
 """Formats of the report's figures and long texts, for the gate, the page and the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from components.shared.progress import brief
 
 _MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -47,6 +49,12 @@ def test_set_use(use: Mapping[str, Any]) -> str:
         f"{others} judged on these test problems before: if none of the {number:,} is better than SFT, the chance "
         f"that one passes is up to {chance}\N{NO-BREAK SPACE}%"
     )
+
+
+def value_range(values: Sequence[float], to_text: Callable[[float], str] = brief) -> str:
+    """Return the range of a curve, such as `0.125 to 0.5`, or `constant 0.5`."""
+    low, high = to_text(min(values)), to_text(max(values))
+    return f"constant {low}" if low == high else f"{low} to {high}"
 
 
 def shorten(text: str, characters: int) -> str:

@@ -227,7 +227,7 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
 
 
 def _bound(bound: float, level: float, required: float) -> str:
-    return f"at least {points(bound)} with {100 * (1 - level):g} % confidence ({points(required)} required)"
+    return f"lower bound {points(bound)} at {100 * (1 - level):g} % confidence (at least {points(required)} required)"
 
 
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def read(md5s: str, destination: str | None = None, paths: str = '["."]') -> Non
     """Read the files below one of `paths` in folders of the storage (JSON: MD5 by name).
 
     Verifies every file, and writes it below `destination` if there is one. Prints `files` (SHA-256 by path), `faults`
-    (files or folder without content, by a message about the missing or damaged object) and `num_bytes`, as read.
+    (a message about the missing or damaged object by each file or folder that needs it) and `num_bytes`, as read.
     """
     report, _ = _read_folders(_storage(), json.loads(md5s), destination, json.loads(paths))
     print(json.dumps(report))
@@ -253,14 +253,14 @@ def _read_folders(
 ) -> tuple[dict[str, Any], list[str]]:
     """Read folders by name and MD5; return what `read` prints, and the MD5s of missing and damaged objects."""
     files_of: dict[str, list[PurePosixPath]] = {}
-    faults: dict[str, list[str]] = {}
+    faults: dict[str, str] = {}
     damaged: list[str] = []
     num_bytes = 0
     for name, md5 in md5s.items():
         try:
             entries = _entries([odb], md5, PurePosixPath(name))
         except _DamageError as error:
-            faults[str(error)] = [name]
+            faults[name] = str(error)
             damaged.append(md5)
             continue
         num_bytes += len(json.dumps(entries))
@@ -278,7 +278,7 @@ def _read_folders(
             try:
                 sha256, size = job.result()
             except _DamageError as error:
-                faults[str(error)] = [str(file) for file in files_of[md5]]
+                faults |= {str(file): f"{file}: {error}" for file in files_of[md5]}
                 damaged.append(md5)
                 continue
             num_bytes += size
@@ -289,7 +289,6 @@ def _read_folders(
 def _read_object(odb: Any, md5: str, files: Sequence[PurePosixPath], folder: Path | None) -> tuple[str, int]:
     """Verify an object, write it to each of the files with its content in a folder, and return its SHA-256 and size."""
     path = odb.oid_to_path(md5)
-    shown = f"{files[0]} (and {len(files) - 1} others)" if len(files) > 1 else files[0]
     copies = [folder / file for file in files] if folder else []
     for copy in copies:
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -297,11 +296,11 @@ def _read_object(odb: Any, md5: str, files: Sequence[PurePosixPath], folder: Pat
         with odb.fs.open(path, "rb") as source, copies[0].open("wb") if copies else nullcontext() as target:
             actual, sha256, size = _copy(source, target)
     except FileNotFoundError:
-        raise _DamageError(f"{shown}: its object {path} is missing from the storage") from None
+        raise _DamageError(f"its object {path} is missing from the storage") from None
     except Exception as error:
-        raise DvcException(f"{shown} cannot be read from {_address(odb)}") from error
+        raise DvcException(f"{files[0]} cannot be read from {_address(odb)}") from error
     if actual != md5:
-        raise _DamageError(f"{shown} is damaged: its object {path} has other content")
+        raise _DamageError(f"its object {path} is damaged")
     for copy in copies[1:]:
         shutil.copyfile(copies[0], copy)
     return sha256, size

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from components.register.snapshot import VERSION_FILE, read_registry
-from components.report.formatting import points
+from components.report.formatting import points, value_range
 from components.shared import page
 from components.shared.errors import PipelineError
 from components.shared.versioning import is_url
@@ -39,6 +39,8 @@ def write(outputs: Path, registry: str = "registry") -> Path:
             problems.append(str(error))
     rows = [_row(run, outputs) for run in runs]
     values = {"runs": rows, "versions": versions, "problems": problems, "points": points}
+    registries = {each["registry"] for each in (*versions, *(run.version for run in runs if run.version))}
+    values["has_several"] = len(registries) > 1
     values["colors"] = dict(zip(_CURVES, COLORS, strict=False))
     partial = outputs / f".index.html.{os.getpid()}"
     partial.write_text(page.render(Path(__file__).with_name("index.html.jinja"), **values), encoding="utf-8")
@@ -50,7 +52,7 @@ def _row(run: Run, outputs: Path) -> dict[str, Any]:
     report, steps = run.folder / PAGE, steps_of(run)
     every_curve = {name: curve_of(steps, name) for name in _CURVES}
     curves = {name: curve for name, curve in every_curve.items() if curve}
-    summary = ", ".join(f"{name} {curve[0][1]:.2f} to {curve[-1][1]:.2f}" for name, curve in curves.items())
+    summary = ", ".join(f"{name} {value_range([value for _, value in curve])}" for name, curve in curves.items())
     error = run.unfinished.error if run.unfinished else None
     return {
         "run": run,
@@ -72,6 +74,7 @@ def _versions(location: str, runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
             verdict, registration = map(_parse, contents)
             yield {
                 "tag": version.tag,
+                "registry": location,
                 "at": version.at,
                 "by": registration.get("registered", {}).get("by", version.by),
                 "aliases": aliases.get(version.tag, []),

@@ -24,8 +24,7 @@ class Tracker:
         self.exit_code: int | None = None
         """Exit code of the stage that reported an error; None also if a stage ended without a report."""
         self._screen, self._journal, self._partial_line = screen, journal, ""
-        self._stage_started, self._last_drawn = time.monotonic(), 0.0
-        self._progress = ""
+        self._last_drawn, self._progress = 0.0, ""
         self._training: Training | None = None
         self._announce()
 
@@ -69,18 +68,17 @@ class Tracker:
         elif kind == "work" and stage in TRAININGS:
             self._training = Training(stage, Path(event["folder"]) / LIVE)
         elif kind == "finished":
-            self._finish_stage(event.get("reused_from"))
+            self._finish_stage(event)
         elif kind == "failed":
             self.exit_code = event["exit_code"]
             self._screen.error(event["error"].removeprefix(f"{stage}: "))
 
-    def _finish_stage(self, reused_from: str | None) -> None:
+    def _finish_stage(self, event: dict[str, Any]) -> None:
         """Show how long the running stage took, or whose outputs it reuses, and announce the next stage."""
         self._training, self._progress = None, ""
         self._screen.draw([])
-        now = time.monotonic()
-        result = f"unchanged: from {reused_from}" if reused_from else f"took {duration(now - self._stage_started)}"
-        self._stage_started = now
+        reused_from = event.get("reused_from")
+        result = f"unchanged: from {reused_from}" if reused_from else f"took {duration(event['seconds'])}"
         self._screen.detail(result, Style.DIM)
         self.num_finished += 1
         self._announce()

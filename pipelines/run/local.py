@@ -214,6 +214,7 @@ def _new_folder(about: About, name: str) -> Path:
 def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fresh_from: str) -> None:
     """Run all stages in another process, which gets `grace_s` to end if it is stopped, and show their messages."""
     command = [sys.executable, "-m", "pipelines.run.stages", str(folder.resolve()), f"--fresh-from={fresh_from}"]
+    command.append(f"--parent={os.getpid()}")
     environment = {**os.environ, JOURNAL_VARIABLE: str(folder.resolve() / history.JOURNAL)}
     with (
         # The temporary folders of killed stages are removed with this one.
@@ -231,7 +232,7 @@ def _execute(folder: Path, tracker: Tracker, screen: Screen, grace_s: float, fre
             screen.draw([])
             if tracker.running in TRAININGS:
                 saves = f"finishes its step and saves a checkpoint, within {grace_s:g} s"
-                screen.show(f"stopping: {tracker.running} {saves}", Style.DIM)
+                screen.show(f"stopping: {tracker.running} {saves}; Ctrl-C again ends it at once", Style.DIM)
             raise
 
 

@@ -26,7 +26,7 @@ def process(
     """Start a process whose output goes to a log or the screen; it and its descendants end with the block.
 
     During the block, Ctrl-C, SIGTERM and a closed terminal raise SystemExit with 128 + the number of the signal. The
-    process then gets SIGINT, and is terminated after `grace_s`.
+    process then gets SIGINT, and is terminated after `grace_s`, or killed by another Ctrl-C.
     """
     # Handlers are set before the process starts: it would inherit that background jobs ignore SIGINT.
     handlers = {number: signal.signal(number, _stop) for number in _STOP_SIGNALS}
@@ -57,7 +57,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end(started: subprocess.Popen[bytes], grace_s: float) -> None:
-    """End the process and its descendants."""
+    """End the process and its descendants, at once if there is another Ctrl-C."""
+    signal.signal(signal.SIGINT, lambda *_: os.killpg(started.pid, signal.SIGKILL))
     # SIGINT first: a stage then removes incomplete outputs, or writes a checkpoint.
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
         deadline = time.monotonic() + wait_s

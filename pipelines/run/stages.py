@@ -1,4 +1,4 @@
-"""Runs the stages of a run, one after the other: `python -m pipelines.run.stages FOLDER`.
+"""Runs the stages of a run, one after the other: `python -m pipelines.run.stages FOLDER --parent=PID`.
 
 Each stage is a process, with the options that its command line takes. Training and evaluation are forked from a process
 that imports their libraries while the first stages run (preloaded.py), unless the machine has an accelerator.
@@ -15,13 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from components.preflight.config import STAGES
+from components.shared.errors import RetryableError
 from components.shared.images import GPU
+from components.shared.journal import log_event
 from components.shared.stage import Stage, main
 from components.workers.limits import end_with_parent
 from pipelines.run.history import ARTIFACTS, PARAMS
 
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices that libraries initialise while they are imported; a fork cannot use them afterwards."""
+_MEMORY_KEYS = {
+    "train_sft": ("train_sft.engine.micro_batch_tokens",),
+    "train_grpo": ("train_grpo.engine.micro_batch_tokens", "train_grpo.sampling.max_batch_size"),
+    "evaluate": ("evaluate.max_batch_size",),
+}
+"""Keys of a stage that reduce its memory if they are lower."""
 _received_signals: list[int] = []  # SIGINTs that this process has received, from which forked stages inherit them
 
 
@@ -62,6 +70,11 @@ def run_stages(folder: Path, *, fresh_from: str) -> int:
         print(header(name), flush=True)
         stage = load_stage(name)
         exit_code = _run_in_process(stage, arguments(stage, folder, fresh=name in fresh))
+        if exit_code == -signal.SIGKILL:
+            remedy = f"lower {' or '.join(_MEMORY_KEYS[name])}" if name in _MEMORY_KEYS else "close other programs"
+            cause = "the stage was killed (SIGKILL), usually because the machine ran out of memory"
+            log_event(name, "failed", error=f"{cause}; {remedy}", exit_code=RetryableError.exit_code)
+            return RetryableError.exit_code
         if exit_code < 0:
             print(signal.strsignal(-exit_code), flush=True)  # as a shell does
         if exit_code:
@@ -102,8 +115,11 @@ def _run_stage(name: str, options: list[str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGHUP, lambda *_: os.killpg(0, signal.SIGINT))
-    end_with_parent(os.getppid(), signal.SIGHUP)  # a killed `grpo-pipeline run` stops its run, as Ctrl-C does
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--fresh-from", default="", choices=["", *STAGES])
-    sys.exit(run_stages(**vars(parser.parse_args())))
+    parser.add_argument("--parent", type=int, required=True)
+    options = vars(parser.parse_args())
+    # A killed `grpo-pipeline run` stops its run, as Ctrl-C does, even while this process was starting.
+    end_with_parent(options.pop("parent"), signal.SIGHUP)
+    sys.exit(run_stages(**options))

@@ -17,7 +17,7 @@ from typing import Any
 from markupsafe import Markup, escape
 from rich.text import Text
 
-from components.report.formatting import duration
+from components.report.formatting import duration, value_range
 from components.shared import jsonl
 from components.shared.errors import PipelineError
 from components.shared.live import COMPLETIONS, LIVE, RUN, STEPS
@@ -154,7 +154,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[Text]:
         line = Text(f"{label:<{_NAME_WIDTH}}{brief(numbers[-1]):<{_VALUE_WIDTH}}")
         line.append(sparkline(values, curve_width), Style.GREEN)
         if has_range:
-            line.append(f"  {brief(min(numbers))} to {brief(max(numbers))}", Style.DIM)
+            line.append(f"  {value_range(numbers)}", Style.DIM)
         yield line
 
 
@@ -328,7 +328,7 @@ def text_plot(curves: Mapping[str, Curve], width: int, to_text: Callable[[float]
         for step, value in curve:
             row = round((high - value) / (high - low) * (_TEXT_ROWS - 1)) if high > low else _TEXT_ROWS // 2
             cells[row][round((columns - 1) * step / last_step)] = (str(number), color)
-    labels = {0: to_text(high), _TEXT_ROWS - 1: to_text(low)}
+    labels = {0: to_text(high), _TEXT_ROWS - 1: to_text(low)} if high > low else {_TEXT_ROWS // 2: to_text(high)}
     lines = [Text.assemble(f"{labels.get(row, ''):>{_LABEL_WIDTH}} ", *line) for row, line in enumerate(cells)]
     axis = Text(f"{'step':>{_LABEL_WIDTH}} {'0':<{columns - 8}}{last_step:>8g}")
     return [*legend, *lines, axis]

@@ -1,6 +1,7 @@
 """Asking a model questions: turns with an environment, what is shown of them, and what is remembered."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -14,7 +15,7 @@ from components.policy.checkpoint import load_without_weights
 from components.rollout.sampler import StopTexts
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
-from pipelines.chat import Model
+from pipelines.chat import Model, chat
 from tests import chat_model
 
 CALL = "```calculator\n37*48\n```\n"
@@ -102,6 +103,17 @@ def test_a_conversation_remembers_calls_and_their_answers(ask: Callable[..., Mod
     assert second.startswith(first + call)
     assert second.index("1776\nexactly") < second.index("#### 1776") < second.index("And 3?")
     assert second.count("Computes an arithmetic expression exactly.") == 1
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_only_a_terminal_gets_the_question(
+    is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe gets the answer alone."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    folder = str(chat_model.write(tmp_path / "model", None))
+    chat(folder, "registry", question="37*48?", temperature=0.0, max_new_tokens=4)
+    assert ("> 37*48?\n" in capsys.readouterr().out) is is_terminal
 
 
 def test_generation_stops_where_a_turn_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

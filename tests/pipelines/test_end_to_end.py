@@ -17,6 +17,7 @@ from components.preflight.config import load_params
 from components.shared.jsonl import read_json
 from components.shared.lineage import digest, file_digest
 from components.shared.page import percent
+from pipelines.run.history import About, every_run
 from tests import recorded_runs
 from tests.pipelines.project import FinishedRun, Project, copy_project, unmoved
 from tests.presets import ROOT, preset, write_params
@@ -93,20 +94,27 @@ def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: 
 
 
 def test_a_killed_stage_is_reported_and_leaves_nothing_half_done(tmp_path: Path) -> None:
-    """SIGKILL from outside, as by the kernel when memory runs out: exit code 1, the log's end, no output in place."""
+    """With exit code 75, as the kernel kills for memory. A resumed run keeps its description; killed, it stops, too."""
     project = copy_project(tmp_path)
-    with project.start(*SMOKE) as run:
+    with project.start(*SMOKE, "--name=mine", "--note=why", "--tag=a") as run:
         _wait_for_log(project, "--- validate_data")
         while len(processes := project.processes("pipelines.run.stages")) < 2:  # between two stages
             time.sleep(0.01)
         os.kill(max(processes), signal.SIGKILL)
         ended = FinishedRun.of(project, run)
-    assert ended.exit_code == 1
-    assert ended.errors.strip().startswith("error: validate_data stopped unexpectedly; the last lines of outputs/runs/")
-    assert ended.errors.rstrip().endswith("Killed")
-    assert "1 of 7 stages" in ended.printed
-    assert not list(project.folder.glob("outputs/runs/**/validation/validation"))
-    assert not (project.folder / "outputs/latest").exists()
+    cause = "the stage was killed (SIGKILL), usually because the machine ran out of memory; close other programs"
+    assert (ended.exit_code, ended.errors.strip()) == (75, f"error: {cause}")
+    assert "stopped at validate_data; resume with: " in ended.printed
+    assert not [*project.folder.glob("outputs/runs/**/validation/validation"), *project.folder.glob("outputs/latest")]
+    with project.start("run", "--resume=mine") as resumed:
+        while not project.processes("pipelines.run.stages"):
+            time.sleep(0.05)
+        resumed.kill()
+    while project.processes():  # the stages end with their run, even if it is killed
+        time.sleep(0.05)
+    newest, _ = every_run(project.folder / "outputs")
+    assert newest.state.startswith("stopped")
+    assert (newest.name[-5:], newest.about) == ("-mine", About(params="smoke", note="why", tags=("a",)))
 
 
 def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:

@@ -185,10 +185,7 @@ def _batch() -> MicroBatch:
 def _hidden(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """Return the hidden states that the model's own decoder computes, (T, M)."""
     hidden_1TM: Tensor = model.get_decoder()(
-        input_ids=batch.input_ids_T[None],
-        position_ids=batch.position_ids_T[None],
-        layout=batch.layout,
-        use_cache=False,
+        input_ids=batch.input_ids_T[None], position_ids=batch.position_ids_T[None], layout=batch.layout, use_cache=False
     ).last_hidden_state
     return hidden_1TM[0]
 

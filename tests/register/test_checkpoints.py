@@ -140,16 +140,18 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert _fetch(tmp_path, f"{OTHER}@step-10", "other")
 
 
-def test_a_damaged_or_missing_file_is_named_and_the_checkpoint_not_delivered(tmp_path: Path) -> None:
-    """Nothing is left in the place of the model."""
+def test_a_damaged_checkpoint_is_named_and_not_delivered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Or one with a missing file; nothing is left in the place of the model."""
     _publish(tmp_path, 10)
     weights = max(_objects(tmp_path), key=lambda path: path.stat().st_size)
     weights.chmod(0o600)
     for damage in (flip, Path.unlink):
         damage(weights)
-        with pytest.raises(PipelineError, match=f"{RUN}@step-10: cannot be fetched: .*model.safetensors"):
+        with pytest.raises(PipelineError, match=f"{RUN}@step-10: .*model.safetensors"):
             _fetch(tmp_path, f"{RUN}@latest", "fetched")
         assert not (tmp_path / "fetched").exists()
+        assert command_line(["models", "verify", "--registry", str(tmp_path / "registry")]) == 2
+        assert f"{RUN}@step-10: model/model.safetensors: its object {weights}" in capsys.readouterr().err
 
 
 def test_what_could_not_be_pushed_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from components.shared import jsonl
 from components.shared.errors import PipelineError
 from pipelines import promotion
 from pipelines.cli import main
+from pipelines.use import model_folder
 from tests.register.registrations import git, make_policy, make_report
 from tests.report.synthetic import SKILL
 
@@ -165,6 +166,7 @@ def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFix
     assert _champion(registry) == f"{NAME}@v0.0.2"
     shown = _run(capsys, "promote", "candidate", "--reason", "to see it", "--force")
     assert shown.count("FAILED") == 2
+    assert "promote (forced)" in _run(capsys, "history").splitlines()[-1]
     forced = json.loads(_run(capsys, "history", "--json"))[-1]["facts"]["Forced"]
     assert forced.startswith("it missed the gate: ")
     assert "the test problems differ" in forced
@@ -194,13 +196,16 @@ def test_version_that_cannot_be_served_is_not_promoted(
 def test_damaged_version_is_never_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even with --force; the damaged file is named, and so is it by `verify`."""
     for path in (registry.parent / "registry-storage").rglob("*"):
-        if path.is_file() and path.read_bytes().startswith(b"oneone"):
+        if path.is_file() and path.read_bytes().startswith((b"oneone", b'{"model_type"')):  # the latter of all versions
             path.chmod(0o600)
             path.write_bytes(b"other" + path.read_bytes()[5:])
     error = _run(capsys, "promote", "v0.0.1", "--reason", "the first", "--force", code=2)
     assert f"{NAME}@v0.0.1 is damaged" in error
-    for message in (error, _run(capsys, "verify", "v0.0.1", code=2)):
+    for message in (error, every := _run(capsys, "verify", code=2)):
         assert "policy/model.safetensors" in message
+    assert all(f"{NAME}@v0.0.{number}: policy/config.json: its object" in every for number in (1, 2, 3))
+    with pytest.raises(PipelineError, match=r"models verify` names all"), model_folder("v0.0.1", str(registry)):
+        pass
     assert _champion(registry) is None
 
 

@@ -63,7 +63,7 @@ def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, m
     assert verdict["sources"][0]["improved"] is passed
     assert verdict["passed"] is passed
     if not passed:
-        assert f"({'+10.0' if min_gain else '0.0'} required)" in verdict["reasons"][0]
+        assert f"(at least {'+10.0' if min_gain else '0.0'} required)" in verdict["reasons"][0]
         assert "at most 0.05 allowed" in verdict["reasons"][0]
 
 
@@ -185,7 +185,7 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
     ("counts", "champion", "passed", "reason"),
     [
         (CLEAR, {}, True, "words: +15.0 points against the champion"),
-        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "(\N{MINUS SIGN}5.0 required"),
+        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "(at least \N{MINUS SIGN}5.0 required"),
         (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, " 0.0 points"),
         (_outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, " 0.0 points"),
         (None, {}, True, "not comparable"),

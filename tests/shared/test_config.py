@@ -8,14 +8,7 @@ from pydantic import Field
 
 from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
 from components.shared.answer_policy import AnswerPolicy
-from components.shared.config import (
-    Config,
-    Operational,
-    SameAs,
-    load_section,
-    read_params,
-    without_operational,
-)
+from components.shared.config import Config, Operational, SameAs, load_section, read_params, without_operational
 from components.shared.errors import PipelineError
 from components.train_grpo.config import CorrectionConfig
 from tests.presets import FILES, ROOT

@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from components.train_grpo.config import (
-    AdvantageEstimator,
-    ClipConfig,
-    CorrectionConfig,
-    KLEstimator,
-    LossConfig,
-)
+from components.train_grpo.config import AdvantageEstimator, ClipConfig, CorrectionConfig, KLEstimator, LossConfig
 from components.train_grpo.corrections import importance_weights
 from components.train_grpo.objective import (
     Tokens,

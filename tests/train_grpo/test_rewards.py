@@ -26,14 +26,7 @@ from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
 from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, to_rewards
 from components.train_grpo.process_supervision import Step
-from components.train_grpo.rewards import (
-    answer_format,
-    code_tests,
-    group_reward,
-    length,
-    overlong,
-    require_rewards,
-)
+from components.train_grpo.rewards import answer_format, code_tests, group_reward, length, overlong, require_rewards
 from components.train_grpo.scoring import ScoredCompletion, Scorer
 from tests import tiny
 from tests.train_grpo.groups import CHECKED, completion, grade, scored
