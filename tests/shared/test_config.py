@@ -1,10 +1,12 @@
 """Params files and typed sections: what is accepted, and the one line that says where something is wrong."""
 
+import re
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
 from components.shared.answer_policy import AnswerPolicy
@@ -13,6 +15,8 @@ from components.shared.config import (
     Operational,
     SameAs,
     load_section,
+    models_of,
+    problems,
     read_params,
     without_operational,
 )
@@ -84,17 +88,47 @@ def _refusal(path: Path) -> str:
         ("seed: 1 -> sede: 1", "4: train.sede: unknown key; did you mean `seed`?"),
         ("seed: 1 -> zzz: 1", "4: train.zzz: unknown key; accepted: engine, rate, seed, sources"),
         ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
-        ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: input should be a finite number, got inf"),
-        ("fp32 -> fp64", "7: train.engine.precision: input should be 'fp32' or 'bf16', got 'fp64'"),
+        ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: should be a finite number, got Infinity"),
+        ("fp32 -> fp64", "7: train.engine.precision: should be 'fp32' or 'bf16', got \"fp64\""),
         ("kind: files -> kind: flies", "12: train.sources.1.kind: unknown kind `flies`; did you mean `files`?"),
         ("{kind: files, -> {", "12: train.sources.1.kind: required key is missing; accepted: files, sums"),
-        ("stages: [1, 2] -> stages: [1, yes]", "8: train.engine: stages.1 should be a number, got true"),
+        ("stages: [1, 2] -> stages: [1, yes]", "8: train.engine.stages.1: should be a number, got true"),
         ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is a duplicate)"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: str, message: str) -> None:
     """At any depth, also below a list and in one member of a union."""
     assert _refusal(_file(tmp_path, change)).startswith(message)
+
+
+_VALUES: tuple[object, ...] = (
+    3,
+    1.5,
+    -1,
+    1e9,
+    "",
+    "x",
+    True,
+    [],
+    [{"x": "y"}],
+    [[0], 0],
+    {},
+    {3: {}},
+    {"kind": "x"},
+    date(2026, 1, 1),
+)
+
+
+def test_no_error_has_the_words_of_pydantic() -> None:
+    """Its messages begin with a capital letter. Wrong values in every key of every section get ours."""
+    models: list[type[BaseModel]] = [Params]
+    messages = set[str]()
+    for model in models:  # grows
+        for key, field in model.model_fields.items():
+            models += [each for each in models_of(field) if each not in models]
+            messages |= {line for value in _VALUES for line in problems(model, {key: value}, name="section")}
+    assert len(messages) > 2_000
+    assert not [line for line in messages if re.match(r"\S+: [A-Z]", line)]
 
 
 def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> None:
@@ -222,7 +256,10 @@ def test_a_key_that_is_the_same_as_another_section_has_need_not_be_repeated(tmp_
     ("overlay", "message"),
     [
         ("validate_data: {model: {base: scratch:math}}\n", "2: validate_data.model and train_sft.model must be"),
-        ("train_sft: {model: {base: scratch:nope}}\n", "2: train_sft.model.base: no such preset; accepted: scratch:"),
+        (
+            "train_sft: {model: {base: scratch:nope}}\n",
+            '2: train_sft.model.base: no such preset, got "scratch:nope"; acc',
+        ),
         ("train_gpro: {}\n", "2: train_gpro: unknown key; did you mean `train_grpo`?"),
     ],
 )
