@@ -34,6 +34,7 @@ HOLDS_SECRET = "contains a password or a token; revoke it, and set credentials i
 """Error message for a key of `keys_with_secrets`."""
 _SECRET_FIELD = re.compile("key$|credential|secret|signature|token|passw|^sig$", re.IGNORECASE)
 """Names of query parameters of a URL that hold a secret."""
+_PRESETS = Path(__file__).parents[2] / "params"
 _MAX_KEYS = 100_000
 _SHOWN_CHARACTERS = 60
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
@@ -222,7 +223,7 @@ def _layers(path: Path, extended_by: Sequence[Path] = ()) -> list[_Layer]:
             cycle = " -> ".join(map(str, [*chain, parent]))
             raise PipelineError(f"{where}: the files extend one another in a circle ({cycle})")
         if not parent.is_file():
-            raise PipelineError(f"{where}: {parent}: no such params file")
+            raise PipelineError(f"{where}: {parent}: no such params file{_did_you_mean(parent)}")
         added = _layers(parent, chain)
         added_paths = {each.path for each in added}  # a file that several files extend comes after all of them
         layers = [each for each in layers if each.path not in added_paths] + added
@@ -234,9 +235,7 @@ def _read_layer(path: Path) -> _Layer:
     try:
         content, lines = _parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.8)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise PipelineError(f"{path}: no such params file{hint}") from None
+        raise PipelineError(f"{path}: no such params file{_did_you_mean(path)}") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -249,6 +248,14 @@ def _read_layer(path: Path) -> _Layer:
         if not isinstance(name, str) or not (is_section or name == _EXTENDS):
             raise PipelineError(f"{path}:{lines[(str(name),)]}: {name}: {_EXPECTED}")
     return _Layer(path, content, lines)
+
+
+def _did_you_mean(path: Path) -> str:
+    """Return a hint at a params file with a similar name, in the folder of a missing one or among the presets."""
+    folders = (_PRESETS, Path(_PRESETS.name), path.parent)  # of files with the same name, the last
+    files = {each.name: each for folder in folders for each in folder.glob("*.yaml")}
+    near = difflib.get_close_matches(f"{path.name.removesuffix('.yaml')}.yaml", files, n=1, cutoff=0.8)
+    return f"; did you mean {files[near[0]]}?" if near else ""
 
 
 def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:

@@ -169,6 +169,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert _refusal(tmp_path / "nope.yaml") == " no such params file"
     (tmp_path / "qwen-1.5b.yaml").touch()
     assert _refusal(tmp_path / "qwen-1.5.yaml") == f" no such params file; did you mean {tmp_path}/qwen-1.5b.yaml?"
+    for name in ("smollm2", "params/smollm2", "smollm2.yml", "params/smolm2.yaml"):
+        with pytest.raises(PipelineError, match=r"no such params file; did you mean params/smollm2\.yaml\?"):
+            read_params(Path(name))
     assert _refusal(tmp_path) == " cannot be read (Is a directory)"
     path = tmp_path / "params.yaml"
     path.write_bytes(b"a:\n  b: caf\xe9\n")
