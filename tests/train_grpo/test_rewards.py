@@ -169,7 +169,11 @@ def decorated(text): return -len(text)
     ("content", "name", "message"),
     [
         (None, "decorated", r"cannot be imported \(ModuleNotFoundError: No module named .*PYTHONPATH"),
-        ("raise RuntimeError('no licence')", "decorated", r"cannot be imported \(RuntimeError: no licence\)"),
+        (
+            "import json\njson.loads('{')",
+            "decorated",
+            r"cannot be imported \(JSONDecodeError: .*\) \(mine\.py, line 2\)$",
+        ),
         (MINE, "steps", "rewards steps: it can be neither an `async def` nor threaded"),
         (MINE, "two", r"mine\.py\): too many positional .*; a reward takes a prob"),
         (MINE, "number", r"mine\.py\) has no function `number`: it is 0\.5"),
