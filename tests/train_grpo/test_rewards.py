@@ -24,9 +24,11 @@ from components.shared.errors import PipelineError
 from components.shared.model import ModelConfig
 from components.shared.problem import Problem
 from components.train_grpo import custom_rewards
+from components.train_grpo.config import _REWARDS_BELOW_0
 from components.train_grpo.custom_rewards import Failure, RewardFunction, load_reward, to_rewards
 from components.train_grpo.process_supervision import Step
 from components.train_grpo.rewards import (
+    BUILT_IN,
     answer_format,
     code_tests,
     group_reward,
@@ -48,6 +50,20 @@ OPENED = "{question}\n<think>\n"
 
 
 # Built-in rewards -----------------------------------------------------------------------------------------------------
+
+
+def test_the_built_in_rewards_with_negative_values_are_listed() -> None:
+    """All but the judge, which rates from 0 to 1, for completions of every length and verdict."""
+    config, below_0 = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=8), set()
+    grades = [replace(grade(each), tests_passed=each is Verdict.RIGHT) for each in Verdict]
+    completions, grades = [completion(1 + n) for n in range(len(grades) * 5)], grades * 5
+    for name, reward in BUILT_IN.items():
+        if reward.function and name != "judge":
+            function = partial(reward.function, PROBLEM, **reward.settings(config, tiny.MODEL))
+            compares_group = getattr(reward.function, "compares_group", False)
+            values = function(completions, grades) if compares_group else map(function, completions, grades)
+            below_0 |= {name for value in values if value < 0}
+    assert below_0 == set(_REWARDS_BELOW_0)
 
 
 def test_code_is_worth_the_share_of_the_tests_it_passes() -> None:
