@@ -1,11 +1,11 @@
 """Params files and typed sections: what is accepted, and the one line that says where something is wrong."""
 
 import re
-from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import yaml
 from pydantic import BaseModel, Field
 
 from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
@@ -101,22 +101,7 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: str, messa
     assert _refusal(_file(tmp_path, change)).startswith(message)
 
 
-_VALUES: tuple[object, ...] = (
-    3,
-    1.5,
-    -1,
-    1e9,
-    "",
-    "x",
-    True,
-    [],
-    [{"x": "y"}],
-    [[0], 0],
-    {},
-    {3: {}},
-    {"kind": "x"},
-    date(2026, 1, 1),
-)
+_VALUES = "[3, 1.5, -1, 1.0e+9, '', x, yes, [], [{x: y}], [[0], 0], {}, {3: {}}, {kind: x}, 2026-01-01]"
 
 
 def test_no_error_has_the_words_of_pydantic() -> None:
@@ -126,7 +111,9 @@ def test_no_error_has_the_words_of_pydantic() -> None:
     for model in models:  # grows
         for key, field in model.model_fields.items():
             models += [each for each in models_of(field) if each not in models]
-            messages |= {line for value in _VALUES for line in problems(model, {key: value}, name="section")}
+            messages |= {
+                line for value in yaml.safe_load(_VALUES) for line in problems(model, {key: value}, name="section")
+            }
     assert len(messages) > 2_000
     assert not [line for line in messages if re.match(r"\S+: [A-Z]", line)]
 

@@ -148,8 +148,6 @@ def test_records_name_problem_sample_and_grade() -> None:
     assert [len(_records(grpo_config(logged_completions_per_step=count), _groups())) for count in (0, 99)] == [0, 12]
 
 
-# The update -----------------------------------------------------------------------------------------------------------
-
 CLIP = ClipConfig(low=0.2, high=0.5)
 # Two micro-batches: ratio, advantage, kl, entropy, old and sampler log-probability, and weight of each token.
 BATCHES = [
@@ -211,8 +209,6 @@ def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
     measured = {name: value for name, value in nothing.items() if not math.isnan(value)}
     assert measured == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.25}
 
-
-# The learning signal --------------------------------------------------------------------------------------------------
 
 EQUAL, DIFFERENT, SOLVED = "equal", "different", "solved"
 

@@ -49,19 +49,16 @@ THINKING = "Think between <think> and </think>, then answer.\n{question}\n"
 OPENED = "{question}\n<think>\n"
 
 
-# Built-in rewards -----------------------------------------------------------------------------------------------------
-
-
 def test_the_built_in_rewards_with_negative_values_are_listed() -> None:
     """All but the judge, which rates from 0 to 1, for completions of every length and verdict."""
     config, below_0 = grpo_config(reward__weights={"overlong": 1.0}, reward__overlong_buffer_tokens=8), set()
-    grades = [replace(grade(each), tests_passed=each is Verdict.RIGHT) for each in Verdict]
-    completions, grades = [completion(1 + n) for n in range(len(grades) * 5)], grades * 5
-    for name, reward in BUILT_IN.items():
-        if reward.function and name != "judge":
-            function = partial(reward.function, PROBLEM, **reward.settings(config, tiny.MODEL))
-            compares_group = getattr(reward.function, "compares_group", False)
-            values = function(completions, grades) if compares_group else map(function, completions, grades)
+    grades = [replace(grade(each), tests_passed=each is Verdict.RIGHT) for each in Verdict] * 5
+    completions = [completion(1 + number) for number in range(len(grades))]
+    for name in BUILT_IN.keys() - {"judge"}:
+        if reward := BUILT_IN[name].function:
+            function = partial(reward, PROBLEM, **BUILT_IN[name].settings(config, tiny.MODEL))
+            is_group = getattr(reward, "compares_group", False)
+            values = function(completions, grades) if is_group else map(function, completions, grades)
             below_0 |= {name for value in values if value < 0}
     assert below_0 == set(_REWARDS_BELOW_0)
 
@@ -142,9 +139,6 @@ def test_length_by_hand(lengths: list[int], verdicts: str, expected: list[float]
     """Short right answers gain, long ones lose, wrong ones never gain; an unscorable one does not count."""
     grades = [grade({each[0]: each for each in Verdict}[letter]) for letter in verdicts]
     assert length(PROBLEM, [completion(each) for each in lengths], grades) == pytest.approx(expected, nan_ok=True)
-
-
-# Requirements ---------------------------------------------------------------------------------------------------------
 
 
 def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +264,6 @@ def test_a_reward_may_change_the_working_folder(tmp_path: Path) -> None:
     assert Path.cwd() == here
 
 
-# Combination ----------------------------------------------------------------------------------------------------------
-
-
 def test_rewards_are_summed_by_weight_for_each_step() -> None:
     """By hand: a reward of the completion is added to its last step; a missing one makes only its step NaN."""
     outcome = scored({"accuracy": [1], "format": [0.5], "overlong": [-0.25]})
@@ -280,9 +271,6 @@ def test_rewards_are_summed_by_weight_for_each_step() -> None:
     for last, total in ((1, 2.5), (NAN, NAN)):
         process = scored({CHECKED: [1, 0, last], "format": [1]}, ends=[1, 2, 3])
         assert process.combined({"format": 0.5, CHECKED: 2.0}) == pytest.approx((2.0, 0.0, total), nan_ok=True)
-
-
-# Scoring --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -393,8 +381,6 @@ def test_the_answer_counts_where_the_prompt_of_the_policy_asks_for_it(checkpoint
     (result,) = Scorer(config, boxing, partial(grade_completions, verify))([PROBLEM], [responses])
     assert [list(each.rewards.values()) for each in result.scored_G] == [[(0.0,), (0.0,)], [(1.0,), (1.0,)]]
 
-
-# Custom rewards -------------------------------------------------------------------------------------------------------
 
 Custom = Callable[[RewardFunction], str]
 
