@@ -69,6 +69,12 @@ def fetch_base_model(name: str, folder: Path | None = None) -> Path:
     return folder
 
 
+def with_advice(problem: str) -> str:
+    """Return a problem with a base model, and for one of `MODELS` the command that fetches it."""
+    names = (name for name in MODELS if problem.startswith(f"{FOLDER / name}: "))
+    return "".join([problem, *(f"; `grpo-pipeline base {name}` fetches it" for name in names)])
+
+
 def _from_hub(published: _Published, folder: Path) -> str:
     """Fill a folder with the files from the hub; return a sentence about their origin."""
     downloaded = fetch_weights(published.repository, published.revision)

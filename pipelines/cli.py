@@ -305,7 +305,7 @@ def _add_predictions(commands: Any) -> None:
     text = "predict memory and time of training on given GPUs"
     option = _add(commands, "plan", "pipelines.plan.plan:plan", text, _PARAMS)
     option("--gpus", type=int, default=1, metavar="N", help="number of GPUs (default: %(default)s)")
-    option("--gpu", required=True, metavar="NAME", help="h100, a100, l40s, rtx-4090 ...")
+    option("--gpu", default="", metavar="NAME", help="required: h100, a100, l40s, rtx-4090 ...")
     option("--completion-tokens", type=float, metavar="N", help="mean length of a completion, if known")
 
 

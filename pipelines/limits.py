@@ -14,13 +14,16 @@ from textwrap import indent
 from typing import Any
 
 from components.preflight.config import Params, load_params
+from components.preflight.inputs import BASE_MODEL
 from components.prepare_data.prepare import prepare
 from components.shared.chat import prompt_format
+from components.shared.config import with_place
 from components.shared.errors import PipelineError
 from components.shared.model import context_tokens
 from components.shared.problem import Problem, Split, read_problems, splits_in
 from components.shared.tokenizer import token_lengths
 from components.validate_data.gradable import ungradable
+from pipelines.base_models import with_advice
 from pipelines.run.screen import printable
 from pipelines.tables import aligned
 
@@ -48,7 +51,10 @@ def limits(params: Path) -> None:
     """Print a prompt, the lengths of all problems of a params file, and limits that fit them and the model."""
     config = load_params(params)
     model = config.train_sft.model
-    context = context_tokens(model.base)
+    try:
+        context = context_tokens(model.base)
+    except PipelineError as error:
+        raise PipelineError(with_place(params, f"{BASE_MODEL}: {with_advice(str(error))}")) from None
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-limits-") as scratch:
         folder = Path(scratch)
         prepare(config.prepare_data, problems=folder)

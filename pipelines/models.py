@@ -17,7 +17,6 @@ from components.shared.errors import PipelineError
 from components.shared.page import percent, plural
 from components.shared.versioning import is_url
 from pipelines.comparison import Facts, compare_versions, facts_of
-from pipelines.run.history import MODELS
 from pipelines.tables import aligned, change_lines, changed_settings, print_json, print_labelled
 
 _WIDTH, _NO_BREAK = 100, "\N{NO-BREAK SPACE}"
@@ -194,7 +193,7 @@ def _sections(facts: Facts, registry: str) -> Iterator[tuple[str, list[str]]]:
 
 def _scores(models: Mapping[str, Any], source: str) -> Iterator[str]:
     """Yield the accuracy of each model on a source, with its interval."""
-    for model, name in MODELS.items():
+    for model, name in formatting.MODELS.items():
         score = models[model][source]
         yield f"{name} {percent(score['accuracy'])} ({formatting.interval(score['interval'])})"
 

@@ -22,7 +22,7 @@ from components.shared.problem import Split
 from components.shared.tokenizer import token_lengths
 from components.shared.versioning import is_url, references
 from components.validate_data.gradable import ungradable
-from pipelines.base_models import FOLDER, MODELS
+from pipelines.base_models import with_advice
 
 _LOOKUP_DEADLINE_S, _ANSWER_DEADLINE_S = 30.0, 10.0
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
@@ -57,12 +57,8 @@ def missing_here(params: Params) -> list[str]:
     context = answers[inputs.BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
-        *(f"{key}: {answer}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
+        *(f"{key}: {with_advice(str(answer))}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
     ]
-    for name in MODELS:
-        advice = f"; `grpo-pipeline base {name}` fetches it"
-        missing = f"{inputs.BASE_MODEL}: {FOLDER / name}: "
-        lines = [f"{line}{advice}" if line.startswith(missing) else line for line in lines]
     if isinstance(context, int):
         lines += exceeded_limits(params, context)
     if not isinstance(context, PipelineError):

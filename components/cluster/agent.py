@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, parse_args
 
 from components.cluster.job import Job, RankFailure
-from components.shared.environment import available_cores
+from components.shared.environment import cores_per_rank
 from components.shared.errors import RetryableError
 from components.shared.stage import exit_on_error, keep_files_in_group
 from components.shared.watchdog import die_with_parent
@@ -81,7 +81,7 @@ def _local_config(job: Job) -> LaunchConfig:
 
 def _run_ranks(job: Job, config: LaunchConfig, *, node: int) -> int:
     """Run this node's ranks, and record how they failed; return the exit code as `main` does."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // config.nproc_per_node)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores_per_rank(config.nproc_per_node)))
     # torchrun's reports of failures are many lines long; the process that runs the job reports them in one line.
     for module in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{module}").setLevel(logging.CRITICAL)

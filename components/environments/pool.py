@@ -12,7 +12,7 @@ from typing import Any
 
 from components.environments.environment import Observation
 from components.environments.worker import KEY, TRIAL, UnavailableHereError
-from components.shared.environment import available_cores
+from components.shared.environment import cores_per_rank
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
@@ -38,8 +38,6 @@ class Environments(AbstractContextManager["Environments"]):
     def __init__(self, config: ToolsConfig) -> None:
         """Start the workers, and create one environment as a trial; PipelineError if that fails."""
         self.config = config
-        # The training processes of this machine share its cores.
-        cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         # Workers import from the folders of this process and from the current folder, which is "" in sys.path.
         here = str(Path.cwd())
         path = [*(folder or here for folder in sys.path), here]
@@ -47,7 +45,7 @@ class Environments(AbstractContextManager["Environments"]):
             PoolConfig(
                 service="components.environments.worker:EnvironmentService",
                 arguments=[config.model_dump(mode="json")],
-                num_workers=config.num_workers or max(1, min(cores, _MAX_WORKERS)),
+                num_workers=config.num_workers or min(cores_per_rank(), _MAX_WORKERS),
                 memory_bytes=int(config.memory_gib * 2**30),
                 timeout_s=config.timeout_s,
                 environment=os.environ,

@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from numbers import Real
-from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 from components.environments.environment import Environment, Observation
-from components.shared.custom_code import is_custom
+from components.shared.custom_code import import_problem, is_custom, raised_at
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
@@ -98,11 +96,7 @@ class EnvironmentService(Service):
             message = _ADDRESS.sub("0x...", message)[:_MAX_SHOWN_CHARACTERS]
         except Exception:  # its __str__ is the user's
             message = type(error).__name__
-        frames = list(walk_tb(error.__traceback__))
-        if not frames:
-            return f"raised {message}"
-        frame, line = frames[-1]
-        return f"raised {message} ({Path(frame.f_code.co_filename).name}, line {line})"
+        return f"raised {message}{raised_at(error)}"
 
     def _trial_error(self) -> PipelineError | None:
         """Create and close one environment; return None, or why that failed."""
@@ -140,10 +134,7 @@ def _own_class(tools: ToolsConfig) -> Callable[..., Environment]:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and not f"{module}.".startswith(f"{missing}."):  # a package that the user's module imports
             kind = UnavailableHereError
-        raise kind(
-            f"{where}: module {module} cannot be imported ({type(error).__name__}: {error}); "
-            "put it into the folder in which the command is run or into PYTHONPATH, or install it"
-        ) from None
+        raise kind(f"{where}: {import_problem(module, error)}") from None
     if not callable(own_class):
         raise PipelineError(f"{where}: {module} has no class `{name}`")
     with suppress(ValueError):  # some classes in C have no signature

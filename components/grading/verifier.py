@@ -17,7 +17,7 @@ from components.grading.grade import grade, is_unit_tests
 from components.grading.sandbox.confinement import environment
 from components.grading.sandbox.run import require_sandbox
 from components.grading.verdicts import Grade, Reason, Submission, Verdict
-from components.shared.environment import available_cores
+from components.shared.environment import cores_per_rank
 from components.shared.errors import PipelineError
 from components.workers.fork_server import PoolConfig
 from components.workers.pool import Failure, Pool
@@ -47,13 +47,11 @@ class Verifier(AbstractContextManager["Verifier"]):
 
     def __init__(self, *, num_workers: int | None = None, deadline_s: float = 1.0, function: str = GRADE) -> None:
         self._pid, self._deadline_s = os.getpid(), deadline_s
-        # The processes that torchrun started on this machine share its cores.
-        cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._pool = Pool(
             PoolConfig(
                 service="components.grading.worker:GradingService",
                 arguments=[function, deadline_s],
-                num_workers=num_workers or max(1, min(cores, _MAX_WORKERS)),
+                num_workers=num_workers or min(cores_per_rank(), _MAX_WORKERS),
                 memory_bytes=_MAX_ADDRESS_SPACE,
                 timeout_s=_MAX_WAIT_S,
                 environment=environment(),

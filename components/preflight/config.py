@@ -1,7 +1,7 @@
 """A params file as one typed object, and the checks that compare its sections."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,14 @@ def load_params(path: Path) -> Params:
     return Params.model_validate(values)
 
 
-def wrong_params(values: Sections, path: Path | None = None) -> list[str]:
-    """Return a line for each error in the sections of a params file; it names file and line if the key is in `path`."""
-    secrets = [f"{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
-    errors = problems(Params, values, name="", path=path)
+def wrong_params(values: Sections, path: Path | None = None, settings: Sequence[str] = ()) -> list[str]:
+    """Return a line for each error in the sections of a params file, with `--set` or the place in `path` of its keys.
+
+    `settings` are the keys that `--set` has set.
+    """
+    origin = "--set " if settings else ""  # `read_params` refuses secrets in files
+    secrets = [f"{origin}{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
+    errors = problems(Params, values, name="", path=path, settings=settings)
     # A key that is taken from another section repeats the errors there.
     repeated = [f"{section}.{key}" for section, key in SHARED_KEYS if key not in values.get(section, {})]
     return secrets + [line for line in errors if not any(key in line for key in repeated)]

@@ -43,7 +43,7 @@ class WordProblems(BuiltIn):
     @model_validator(mode="after")
     def _operands_are_a_range(self) -> "WordProblems":
         if self.max_operands < self.min_operands:
-            raise ValueError(f"max_operands must not be below min_operands ({self.min_operands})")
+            raise ValueError("max_operands must not be below min_operands")
         return self
 
     def problems(self, seed: int) -> Iterator[Problem]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _SERIES_COLORS = ("#e0803a", "#4a8fd4", "#4aa36c")
 _PHASE_COLORS = ("#e0803a", "#4a8fd4", "#b56bc4", "#8b93a1", "#4aa36c", "#c9b458", "#d9d9d9")
 _MAX_POINTS = 400

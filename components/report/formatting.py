@@ -5,6 +5,9 @@ from typing import Any
 
 from components.shared.progress import brief
 
+MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}
+"""Names of the models that a run compares."""
+MODEL_COLORS = {"base": "#8b93a1", "sft": "#4a8fd4", "grpo": "#e0803a"}
 _MINUS = "\N{MINUS SIGN}"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -68,7 +71,9 @@ def hours(number: float, unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span in the units that suit it: `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
+    """Return a time span in the units that suit it: `40 ms`, `3.2 s`, `4 min 05 s`, `7 h 30 min`."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.3g} ms"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from components.report import charts, formatting
 from components.report.config import ReportConfig
-from components.report.findings import MODELS, Findings, Pair, read_findings
+from components.report.findings import Findings, Pair, read_findings
 from components.shared import jsonl, lineage, page
 from components.shared.config import validate
 from components.shared.errors import PipelineError
@@ -150,8 +150,8 @@ def render_report(
     values = {
         "findings": findings,
         "target": findings.verdict["target"],
-        "models": MODELS,
-        "colors": charts.MODEL_COLORS,
+        "models": {model: f"{name[0].upper()}{name[1:]}" for model, name in formatting.MODELS.items()},
+        "colors": formatting.MODEL_COLORS,
         "panels": panels,
         "phases": charts.phase_chart(run.timings) if run.timings else None,
         "examples": _choose_examples(findings.pairs, config.num_examples),

@@ -6,10 +6,12 @@ mappings are merged key by key, lists and scalars are replaced, and `null` reset
 """
 
 import difflib
+import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -18,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
+from pydantic_core import ErrorDetails, to_jsonable_python
 
 from components.shared.errors import PipelineError
 
@@ -26,13 +28,41 @@ Params = dict[str, dict[str, Any]]
 KeyPath = tuple[str | int, ...]
 
 _EXTENDS = "extends"
-_FIRST_KEYS = re.compile(r"\w+(\.\w+)*")
+_KEYS = re.compile(r"\b\w+(?:\.\w+)*\b(?!:\w)")
+"""Words that may be keys; not the name of a custom reward, `package.module:function`."""
 HOLDS_SECRET = "contains a password or a token; revoke it, and set credentials in the environment or a secret"
 """Error message for a key of `keys_with_secrets`."""
 _SECRET_FIELD = re.compile("key$|credential|secret|signature|token|passw|^sig$", re.IGNORECASE)
 """Names of query parameters of a URL that hold a secret."""
+_PRESETS = Path(__file__).parents[2] / "params"
 _MAX_KEYS = 100_000
+_SHOWN_CHARACTERS = 60
 _EXPECTED = "expected one mapping per stage, such as `train_grpo:` with its keys below it"
+_ACCEPTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "finite_number": "a finite number",
+    "string": "text (in quotes)",
+    "path_type": "the path of a file or folder",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping of keys to values",
+    "model": "a mapping of keys to values",
+    "invalid_key": "the name of a key",
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "too_short": "a list or mapping with {min_length} or more entries",
+    "too_long": "a list with {max_length} or fewer entries",
+    "string_too_short": "text with {min_length} or more characters",
+    "string_too_long": "text with {max_length} or fewer characters",
+    "string_pattern_mismatch": "text that matches {pattern}",
+}
+"""What is accepted, by the type of a pydantic error, or the first word of this type."""
 
 
 class Config(BaseModel):
@@ -50,7 +80,7 @@ class Config(BaseModel):
             types = _types_in(field.annotation) if field else []
             if {int, float}.intersection(types) and bool not in types:
                 for keys, boolean in _booleans(value, (name,)):
-                    raise ValueError(f"{named(keys)} should be a number, got {str(boolean).lower()}")
+                    raise ValueError(f"{named(keys)}: should be a number, got {str(boolean).lower()}")
         return values
 
     @field_validator("*")
@@ -193,7 +223,7 @@ def _layers(path: Path, extended_by: Sequence[Path] = ()) -> list[_Layer]:
             cycle = " -> ".join(map(str, [*chain, parent]))
             raise PipelineError(f"{where}: the files extend one another in a circle ({cycle})")
         if not parent.is_file():
-            raise PipelineError(f"{where}: {parent}: no such params file")
+            raise PipelineError(f"{where}: {parent}: no such params file{_did_you_mean(parent)}")
         added = _layers(parent, chain)
         added_paths = {each.path for each in added}  # a file that several files extend comes after all of them
         layers = [each for each in layers if each.path not in added_paths] + added
@@ -205,9 +235,7 @@ def _read_layer(path: Path) -> _Layer:
     try:
         content, lines = _parse(path.read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [each.name for each in path.parent.glob("*.yaml")], n=1, cutoff=0.8)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise PipelineError(f"{path}: no such params file{hint}") from None
+        raise PipelineError(f"{path}: no such params file{_did_you_mean(path)}") from None
     except OSError as error:
         raise PipelineError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -220,6 +248,14 @@ def _read_layer(path: Path) -> _Layer:
         if not isinstance(name, str) or not (is_section or name == _EXTENDS):
             raise PipelineError(f"{path}:{lines[(str(name),)]}: {name}: {_EXPECTED}")
     return _Layer(path, content, lines)
+
+
+def _did_you_mean(path: Path) -> str:
+    """Return a hint at a params file with a similar name, in the folder of a missing one or among the presets."""
+    folders = (_PRESETS, Path(_PRESETS.name), path.parent)  # of files with the same name, the last
+    files = {each.name: each for folder in folders for each in folder.glob("*.yaml")}
+    near = difflib.get_close_matches(f"{path.name.removesuffix('.yaml')}.yaml", files, n=1, cutoff=0.8)
+    return f"; did you mean {files[near[0]]}?" if near else ""
 
 
 def _parse(text: str, name: str) -> tuple[Any, dict[KeyPath, int]]:
@@ -312,41 +348,72 @@ def validate(model: type[ConfigT], values: Any, *, name: str, path: Path | None 
         raise PipelineError(problems(model, values, name=name, path=path)[0]) from None
 
 
-def problems(model: type[BaseModel], values: Any, *, name: str, path: Path | None = None) -> list[str]:
-    """Return a line for each error in `values`, the most helpful first; `name` and `path` are as in `validate`."""
+def problems(
+    model: type[BaseModel], values: Any, *, name: str, path: Path | None = None, settings: Sequence[str] = ()
+) -> list[str]:
+    """Return a line for each error in `values`, the most helpful first; `name` and `path` are as in `validate`.
+
+    `settings` are the keys that `--set` has set.
+    """
     try:
         model.model_validate(values)
     except ValidationError as error:
         errors = error.errors()
     else:
         return []
+    above = (name,) if name else ()
+    place = partial(_origin, path, settings, above)
     lines: list[str] = []
     misspelt: set[KeyPath] = set()  # by their right names
     # Unknown keys first: a misspelt key is unknown and missing, and only the first error shows the right spelling.
     for each in sorted(errors, key=lambda each: each["type"] != "extra_forbidden"):
         if each["type"] == "missing" and each["loc"] in misspelt:
             continue
-        location, fields, models = _locate(model, each["loc"])
+        location, fields, _ = _locate(model, each["loc"])
+        at_fault = location
         if each["type"] == "extra_forbidden":
             nearest = difflib.get_close_matches(str(location[-1]), fields, n=1)
             misspelt |= {(*each["loc"][:-1], field) for field in nearest}
             nearest = nearest or list(_keys_named(model, location))
             hint = f"did you mean `{nearest[0]}`?" if nearest else f"accepted: {', '.join(sorted(fields))}"
             message = f"unknown key; {hint}"
-        elif each["type"] == "missing":
-            message = "required key is missing"
-        elif each["type"] in {"union_tag_not_found", "union_tag_invalid"}:
-            key = each["ctx"]["discriminator"].strip("'")
-            location, message = (*location, key), _about_tag(models, key, each["ctx"].get("tag"))
+        elif each["type"] == "value_error" and isinstance(each["input"], dict):
+            location, at_fault, message = _about_rule(model, each, above, place)
         else:
-            text = each["msg"].removeprefix("Value error, ")
-            got = "" if isinstance(each["input"], dict | list) else f", got {each['input']!r}"
-            message = f"{text[:1].lower()}{text[1:]}{got}"
-        keys = ((name,) if name else ()) + location
-        at_fault = _keys_at_fault(model, each["loc"], message) if each["type"] == "value_error" else ()
-        place = _place(path, keys + at_fault) if path else ""
-        lines.append(": ".join(filter(None, [place, named(keys), message])))
+            location, message = _about_value(model, each)
+            at_fault = location
+        where = place(at_fault)
+        line = ": ".join(filter(None, [named((*above, *location)), message]))
+        lines.append(f"{where} {line}" if where == "--set" else f"{where}: {line}" if where else line)
     return lines
+
+
+def _origin(path: Path | None, settings: Sequence[str], above: KeyPath, location: KeyPath) -> str:
+    """Return `--set`, or file and line, where a key is set; empty if neither is known."""
+    name = named((*above, *location))
+    if any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in settings):
+        return "--set"
+    return _place(path, (*above, *location)) if path else ""
+
+
+def _about_value(model: type[BaseModel], error: ErrorDetails) -> tuple[KeyPath, str]:
+    """Return the keys and the message of an error in one value: what is accepted, and the value."""
+    location, _, models = _locate(model, error["loc"])
+    kind, limits, value = error["type"], error.get("ctx", {}), error["input"]
+    if kind in {"union_tag_not_found", "union_tag_invalid"}:
+        key = limits["discriminator"].strip("'")
+        return (*location, key), _about_tag(models, key, limits.get("tag"))
+    if kind == "missing" and isinstance(location[-1], str):
+        return location, "required key is missing"
+    if kind == "missing":  # an item of a tuple
+        location, kind, limits = location[:-1], "too_short", {"min_length": int(location[-1]) + 1}
+    accepted = _ACCEPTED.get(kind) or _ACCEPTED.get(kind.partition("_")[0])
+    if not accepted:  # a validator's message
+        problem, semicolon, remedy = error["msg"].removeprefix("Value error, ").partition("; ")
+        got = "" if isinstance(value, dict | list) else f", got {_shown(value)}"
+        return location, f"{problem}{got}{semicolon}{remedy}"
+    message = f"should be {accepted.format(**limits)}, got {_shown(value)}"
+    return (location[:-1], f"this key {message}") if location[-1] == "[key]" else (location, message)
 
 
 def _about_tag(members: Sequence[type[BaseModel]], key: str, tag: str | None) -> str:
@@ -357,11 +424,53 @@ def _about_tag(members: Sequence[type[BaseModel]], key: str, tag: str | None) ->
     return f"unknown {key} `{tag}`; {hint}" if tag else f"required key is missing; {hint}"
 
 
-def _keys_at_fault(model: type[BaseModel], location: KeyPath, message: str) -> KeyPath:
-    """Return the keys, below `location`, with which a validator's message begins (`vllm.port: ...`); empty if none."""
-    match = _FIRST_KEYS.match(message)
-    keys = tuple(match[0].split(".")) if match else ()
-    return keys if keys and keys[0] in _locate(model, (*location, keys[0]))[1] else ()
+def _about_rule(
+    model: type[BaseModel], error: ErrorDetails, above: KeyPath, place: Callable[[KeyPath], str]
+) -> tuple[KeyPath, KeyPath, str]:
+    """Return the keys, those at fault, and the message of an error in a section; `above` are the keys above `model`.
+
+    If the message begins with a key (`vllm.port: ...`), the error is about this key. If the message names several keys,
+    the value and the place of each are added.
+    """
+    section, _, models = _locate(model, error["loc"])
+    message = error["msg"].removeprefix("Value error, ")
+    words = dict.fromkeys(match[0] for match in _KEYS.finditer(message))
+    related: list[KeyPath] = [tuple(each.split(".")) for each in words if _is_key(models, each)]
+    first = related[0] if related and message.startswith(named(related[0])) else ()
+    location = section
+    if first and message.startswith(f"{named(first)}: "):
+        location, message = (*section, *first), message.partition(": ")[2]
+    if len(related) > 1:
+        states = (_state(models, error["input"], keys, place((*section, *keys))) for keys in related)
+        names = (named((*above, *section, *keys)) for keys in related)
+        message += f" ({'; '.join(map(' '.join, zip(names, states, strict=True)))})"
+    return location, (*section, *first), message
+
+
+def _is_key(models: Sequence[type[BaseModel]], word: str) -> bool:
+    """Tell whether a word of a message is a key of one of the models, or of a section in them, such as `vllm.port`."""
+    name, dot, _ = word.partition(".")
+    fields = [each.model_fields[name] for each in models if name in each.model_fields]
+    return any(dot or field.annotation not in models_of(field) for field in fields)
+
+
+def _state(models: Sequence[type[BaseModel]], values: Any, keys: KeyPath, place: str) -> str:
+    """Return the value of a key of a section with its place, or its default."""
+    fields: list[FieldInfo] = []
+    for key in keys:
+        fields = [each.model_fields[str(key)] for each in models if key in each.model_fields]
+        models = [inner for field in fields for inner in models_of(field)]
+        values = values.get(key) if isinstance(values, dict) else None
+    if values is not None:
+        return f"is {_shown(values)}, {place}" if place else f"is {_shown(values)}"
+    default = fields[0].get_default(call_default_factory=True) if fields else None
+    return "is not set" if default is None else f"is {_shown(default)} by default"
+
+
+def _shown(value: Any) -> str:
+    """Return a value as messages show it: as JSON, which is also YAML, truncated if it is long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} ..."
 
 
 def _locate(model: type[BaseModel], location: KeyPath) -> tuple[KeyPath, list[str], list[type[BaseModel]]]:

@@ -1,16 +1,19 @@
-"""The user's code that a params file names as `package.module:name`: its file and its digest."""
+"""The user's code that a params file names as `package.module:name`: its file and digest, and its errors."""
 
 import re
 import sys
+import sysconfig
 from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from modulefinder import ModuleFinder
 from pathlib import Path
+from traceback import walk_tb
 
 from components.shared.lineage import Material, file_digest, folder_digest
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", re.ASCII)
+_OTHER_CODE = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(__file__).parents[1]), "<frozen ")
 
 
 def is_custom(name: str) -> bool:
@@ -48,6 +51,21 @@ def code_file(name: str) -> Path | None:
         # By its last name: in a folder without __init__.py, a full name would require importing its parents.
         spec = PathFinder.find_spec(submodule, list(spec.submodule_search_locations))
     return Path(spec.origin) if spec and spec.origin and Path(spec.origin).is_file() else None
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the last line of the user's code in a traceback, else its last line, as ` (own.py, line 3)`, if any."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    places = [place for place in places if not place[0].startswith(_OTHER_CODE)] or places
+    return f" ({Path(places[-1][0]).name}, line {places[-1][1]})" if places else ""
+
+
+def import_problem(module: str, error: BaseException) -> str:
+    """Return why a user's module cannot be imported: the error with its line, or where Python looks for the module."""
+    problem = f"module {module} cannot be imported ({type(error).__name__}: {error})"
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        return f"{problem}; put it into the folder in which the command is run or into PYTHONPATH, or install it"
+    return problem if isinstance(error, SyntaxError) else f"{problem}{raised_at(error)}"  # a SyntaxError has its line
 
 
 def _files(name: str) -> dict[str, Path]:

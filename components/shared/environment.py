@@ -74,3 +74,8 @@ def available_cores() -> int:
     if limit == "max":
         return cores
     return max(1, min(cores, math.ceil(int(limit) / int(period))))
+
+
+def cores_per_rank(num_ranks: int | None = None) -> int:
+    """Return the cores of each of `num_ranks` processes, by default those that torchrun started on this machine."""
+    return max(1, available_cores() // (num_ranks or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

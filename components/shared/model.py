@@ -116,10 +116,9 @@ class ModelConfig(Config):
             return self
         if self.tools.call_format == "tool_call" and self.chat is None:
             raise ValueError("tools.call_format: tool_call is for chat templates; set chat, such as `chat: {}`")
-        if self.tools.environment == "feedback":
-            policy = FeedbackArguments.model_validate(self.tools.arguments).answer
-            if policy is not self.answer:
-                raise ValueError(f"tools.arguments.answer: is {policy}, and answer is {self.answer}; set the same")
+        arguments = self.tools.arguments
+        if self.tools.environment == "feedback" and FeedbackArguments(**arguments).answer is not self.answer:
+            raise ValueError("tools.arguments.answer and answer must be the same")
         return self
 
     @property

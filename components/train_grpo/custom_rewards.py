@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from components.grading.verifier import Grade, Verdict
+from components.shared.custom_code import import_problem, raised_at
 from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.progress import say, say_line
@@ -53,10 +54,7 @@ def load_reward(name: str, *, supervision: str | None = None) -> RewardFunction:
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as error:  # the user's module runs here, and may fail in any way
-        raise PipelineError(
-            f"{where}: module {module_name} cannot be imported ({type(error).__name__}: {error}); "
-            "put it into the folder in which the command is run or into PYTHONPATH, or install it"
-        ) from error
+        raise PipelineError(f"{where}: {import_problem(module_name, error)}") from error
     function: RewardFunction | None = getattr(module, function_name, None)
     if not callable(function):
         value = "" if function is None else f": it is {function!r:.80}"
@@ -191,13 +189,9 @@ def _attempt(name: str, function: RewardFunction, problem: Problem, *arguments: 
 
 
 def failure_of(name: str, error: BaseException) -> Failure:
-    """Return the Failure of a reward that raised `error`, with the file and line that raised it."""
-    where = ""
-    if error.__traceback__ is not None:
-        innermost = traceback.extract_tb(error.__traceback__)[-1]
-        where = f" ({Path(innermost.filename).name}, line {innermost.lineno})"
-    last_line = traceback.format_exception_only(error)[-1].strip()
-    return Failure(f"reward {name} raised {type(error).__name__}", f"reward {name} raised {last_line}{where}")
+    """Return the Failure of a reward that raised `error`, with the line of the user's code."""
+    last_line, begin = traceback.format_exception_only(error)[-1].strip(), f"reward {name} raised"
+    return Failure(f"{begin} {type(error).__name__}", f"{begin} {last_line}{raised_at(error)}")
 
 
 def _numbers(name: str, values: Any, grade: Grade) -> tuple[float, ...] | Failure:

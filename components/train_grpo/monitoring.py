@@ -112,7 +112,7 @@ def first_look(config: TrainGRPOConfig, groups: Sequence[Group]) -> Iterator[str
     num_mixed = sum(rewards_differ(config, group) for group in groups)
     shown = ", ".join(f"{percent(share, 0)} {category}" for category, share in shares.items())
     yield f"the first {len(scored)} samples: {shown}; rewards differ in {num_mixed} of {len(groups)} groups"
-    if num_mixed < _MIN_MIXED * len(groups) and shares.get("right", 0.0) < 1 and not config.teacher:
+    if num_mixed < _MIN_MIXED * len(groups) and not config.teacher:
         yield f"warning: only groups whose rewards differ are learned from. {_what_to_change(config, shares)}"
 
 
@@ -157,9 +157,18 @@ def _what_to_change(config: TrainGRPOConfig, shares: Mapping[str, float]) -> str
             "Most completions have no answer where train_sft.model.answer looks for it: ask for that form in the "
             "prompt or system message, fine-tune on solutions that have it, or set answer: last_sentence"
         )
+    select = (
+        "select problems by their pass rates (`grpo-pipeline preview --pass-rates FILE`): set prepare_data.difficulty"
+    )
+    if shares.get("right", 0.0) >= _MAIN_CAUSE:
+        return (
+            f"Most answers are right, the problems are too easy: {select} and lower its max_pass_rate, or raise "
+            "train_grpo.sampling.temperature"
+        )
     return (
-        "Train on problems that the reference sometimes solves, fine-tune it first, sample larger groups, or add a "
-        "reward that differs between completions (train_grpo.reward.weights)"
+        f"Most answers are wrong, the problems are too hard: {select} and raise its min_pass_rate, raise "
+        "train_sft.num_steps or train_grpo.group_size, or add a reward that differs between completions "
+        "(train_grpo.reward.weights)"
     )
 
 

@@ -68,8 +68,9 @@ GPUS = {kind.name: kind for kind in _KINDS}
 
 
 def gpu(name: str) -> Gpu:
-    """Return a GPU by its name, in upper or lower case and with spaces or dashes; PipelineError if it is unknown."""
+    """Return a GPU by its name, in upper or lower case and with spaces or dashes; PipelineError for any other."""
     key = name.lower().replace(" ", "-")
     if key not in GPUS:
-        raise PipelineError(f"--gpu {name}: unknown GPU; accepted: {', '.join(GPUS)}")
+        problem = f"--gpu {name}: unknown GPU" if name else "--gpu: is missing; name a GPU, such as --gpu rtx-4090"
+        raise PipelineError(f"{problem}; accepted: {', '.join(GPUS)}")
     return GPUS[key]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from components.preflight.config import load_params
+from components.report.formatting import duration
 from components.shared.errors import PipelineError
 from components.shared.page import percent
 from pipelines.plan.counted import CountedShape
@@ -106,17 +107,17 @@ def _verdict(run: Run, gpu: Gpu) -> str:
 
 
 def _time(run: Run, gpu: Gpu, num_steps: int) -> str:
-    """Return a table of the phases of a step, and the hours of all steps."""
+    """Return a table of the phases of a step, and the time of all steps."""
     time = step_time(run, gpu)
     condition = "" if fits(run, gpu) else ", if it fitted"
-    rows = [[f"Time of a step{condition}", "s"]]
-    rows += [[phase, f"{seconds:.1f}"] for phase, seconds in time.phases.items()]
-    rows.append(["step, overlapped" if time.overlap else "step", f"{time.total:.1f}"])
+    rows = [[f"Time of a step{condition}", ""]]
+    rows += [[phase, duration(seconds)] for phase, seconds in time.phases.items()]
+    rows.append(["step, overlapped" if time.overlap else "step", duration(time.total)])
     completion_tokens = run.prompts * run.group_size * run.mean_completion_tokens
-    rate, hours = completion_tokens / time.total, num_steps * time.total / 3600
+    rate, total = completion_tokens / time.total, duration(num_steps * time.total)
     return (
         f"{aligned(rows, left=1)}\n"
-        f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {hours:,.1f} hours\n"
+        f"{rate:,.0f} completion tokens per second over a whole step; {num_steps:,} steps take {total}\n"
         f"GPUs are assumed to reach {percent(EFFICIENCY, 0)} of their peak arithmetic and bandwidth. Step times\n"
         "that others published are 0.7 to 1.5 times the plan's (longer for models below a billion parameters)."
     )

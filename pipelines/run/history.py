@@ -23,7 +23,6 @@ from pipelines.tables import listed
 OUTPUTS = Path("outputs")
 PARAMS, JOURNAL, LOG, ARTIFACTS, LOCK = "params.yaml", "journal.jsonl", "run.log", "artifacts", "run.lock"
 PAGE, FIGURES, ABOUT = "report.html", "summary.json", "about.json"
-MODELS = {"base": "base", "sft": "SFT", "grpo": "GRPO"}  # display names of the models that a run compares
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-(.+)")
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 from rich.filesize import decimal
 
-from components.report.formatting import duration
+from components.report.formatting import MODELS, duration
 from components.shared import durable, jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.execution import ABSENT
@@ -24,7 +24,7 @@ from components.shared.page import percent
 from components.shared.progress import brief
 from components.shared.stage import WORK
 from components.shared.work import fingerprint_in, last_step, reserved
-from pipelines.run.history import ABOUT, ARTIFACTS, MODELS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
+from pipelines.run.history import ABOUT, ARTIFACTS, OUTPUTS, PAGE, PARAMS, Run, StageRun, every_run, resolve
 from pipelines.run.screen import Screen
 from pipelines.run.settings import own_keys
 from pipelines.run.watch import COLORS, curve_of, steps_of, text_plot

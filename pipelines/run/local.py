@@ -305,13 +305,13 @@ def _show_summary(folder: Path, screen: Screen) -> None:
     """Show the accuracies, the verdict and the version of a run from its summary.json."""
     figures = jsonl.read_json(folder / history.FIGURES)
     verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
-    rows: dict[str, list[str]] = {"on held-out problems": list(history.MODELS.values())}
+    rows: dict[str, list[str]] = {"on held-out problems": list(formatting.MODELS.values())}
     for source in (part["source"] for part in verdict["sources"]):
-        scores = [figures["models"][model][source] for model in history.MODELS]
+        scores = [figures["models"][model][source] for model in formatting.MODELS]
         cells = [f"{percent(score['accuracy'])} ({formatting.interval(score['interval'])})" for score in scores]
         rows[f"{source} accuracy"] = cells
-    rows["step-by-step answers"] = [percent(figures["worked_fraction"][model]) for model in history.MODELS]
-    rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in history.MODELS]
+    rows["step-by-step answers"] = [percent(figures["worked_fraction"][model]) for model in formatting.MODELS]
+    rows["mean tokens"] = [f"{lengths[model]:.1f}" for model in formatting.MODELS]
     screen.show()
     label_width = max(_COLUMN_WIDTH, *(len(label) + 2 for label in rows))
     for number, (label, cells) in enumerate(rows.items()):

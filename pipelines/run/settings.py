@@ -21,10 +21,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
     """
     values = read_params(path)
     keys = [_set(values, setting) for setting in settings]
-    problems = []
-    for problem, with_file_and_line in zip(wrong_params(values), wrong_params(values, path), strict=True):
-        problems.append(f"--set {problem}" if _is_about(problem, keys) else with_file_and_line)
-    raise_all(problems)
+    raise_all(wrong_params(values, path, keys))
     return Params.model_validate(values)
 
 
@@ -56,12 +53,6 @@ def own_keys(path: Path) -> list[str]:
     """Return the lines `key: value` in the heading of a run's params: what a params file and its user set."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [line.removeprefix(_SET_PREFIX) for line in lines if line.startswith(_SET_PREFIX)]
-
-
-def _is_about(problem: str, keys: Sequence[str]) -> bool:
-    """Return whether the key that begins the line of a problem is one of these keys, or above or below one."""
-    name = f"{problem.partition(':')[0]}."
-    return any(f"{key}.".startswith(name) or name.startswith(f"{key}.") for key in keys)
 
 
 def _set(values: Any, setting: str) -> str:

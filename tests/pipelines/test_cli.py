@@ -122,7 +122,7 @@ def test_keys_are_set_before_the_file() -> None:
     ("setting", "message"),
     [
         ("train_grpo.loss.seed=7", "--set train_grpo.loss.seed: unknown key; did you mean `train_grpo.seed`?"),
-        ("train_grpo.num_steps=-1", "--set train_grpo.num_steps: input should be greater than"),
+        ("train_grpo.num_steps=-1", "--set train_grpo.num_steps: should be above 0, got -1"),
         ("train_grpo.num_steps", "--set train_grpo.num_steps: write KEY=VALUE, such as train_grpo.num_steps=10"),
         ("num_steps=7", "--set num_steps=7: name a key of a stage, such as train_grpo.num_steps"),
         ("train_grpo.reward.weights={", "--set train_grpo.reward.weights={: the value is not valid YAML"),
@@ -139,8 +139,16 @@ def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
 
 
 def test_errors_of_file_and_settings_come_together(tmp_path: Path) -> None:
-    """Those of the file with its line."""
-    path = tmp_path / "wrong.yaml"
-    path.write_text(f"extends: {SMOKE}\nevaluate: {{num_samples: -1}}\n")
-    with pytest.raises(PipelineError, match=r"--set train_grpo\.x: unknown .*\n.*wrong\.yaml:2: evaluate\.num_s"):
-        load(path, ["train_grpo.x=1"])
+    """A rule for two keys has the value of each, and its line, `--set` or the default; it may begin with its key."""
+    path = tmp_path / "own.yaml"
+    path.write_text(f"extends: {SMOKE}\ntrain_sft:\n  num_steps: 7\n  warmup_steps: 8\n")
+    changes = ["report.x=1", "train_sft.num_steps=6", "train_grpo.reference=adapters", "evaluate.system_prompt=x"]
+    with pytest.raises(PipelineError) as raised:
+        load(path, changes)
+    unknown, sft, grpo, evaluate = str(raised.value).splitlines()[1:]
+    values = f"(train_sft.warmup_steps is 8, {path}:4; train_sft.num_steps is 6, --set)"
+    assert sft == f"{path}:4: train_sft: warmup_steps must be smaller than num_steps {values}"
+    assert unknown.startswith("--set report.x: unknown key")
+    assert grpo.startswith('--set train_grpo.reference: adapters needs engine.lora (train_grpo.reference is "adapters"')
+    assert grpo.endswith("; train_grpo.engine.lora is not set)")
+    assert evaluate.endswith('(evaluate.system_prompt is "x", --set; evaluate.protocol is "pipeline" by default)')

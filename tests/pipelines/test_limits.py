@@ -10,10 +10,10 @@ import pytest
 from components.preflight.config import Params, contradictions, load_params
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
-from pipelines.limits import Lengths, first_prompt, lengths_by_source, overlay, proposals, table
+from pipelines.limits import Lengths, first_prompt, lengths_by_source, limits, overlay, proposals, table
 from pipelines.requirements import missing_here, short_of_disk
 from tests import chat_model, tiny
-from tests.presets import preset, write_params
+from tests.presets import ROOT, preset, write_params
 
 
 def _params(*, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Params:
@@ -95,6 +95,16 @@ def test_conversations_and_thoughts_have_more_room(tmp_path: Path) -> None:
         values = proposals(_params(model=model, train_grpo={"sampler": {"vllm": {}}}), _lengths(), 100_000)
         assert values["evaluate.max_new_tokens"] == expected
         assert values["train_grpo.sampler.vllm.max_tokens"] == 160 + expected
+
+
+def test_a_missing_base_model_has_the_command_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `limits`, with its place, and in the checks before a run."""
+    monkeypatch.chdir(tmp_path)
+    path = ROOT / "params/smollm2.yaml"
+    (line,) = (line for line in missing_here(load_params(path)) if "model.base" in line)
+    assert line.endswith("135m-instruct: no such folder; `grpo-pipeline base smollm2-135m-instruct` fetches it")
+    with pytest.raises(PipelineError, match=rf"^{path}:\d+: {line}$"):
+        limits(path)
 
 
 def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint(tmp_path: Path) -> None:

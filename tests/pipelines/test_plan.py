@@ -134,6 +134,7 @@ def test_the_text_of_a_plan(tmp_path: Path, plan: Program) -> None:
     assert "72.7 are usable.\nThe cheapest change of train_grpo that makes it fit: sampling.max_batch_size: 64." in text
     assert "Time of a step, if it fitted" in text
     assert " completion tokens per second over a whole step; 900 steps take " in text
+    assert re.search(r"\nupdate +\d+\.\d s\n(.*\n)*update +[\d.]+ ms\n", text + plan(ROOT / "params/smoke.yaml").out)
     overlay = tmp_path / "changed.yaml"
     overlay.write_text(f"extends: {DEEPSEEK}\ntrain_grpo: {{sampling: {{max_batch_size: 64}}}}\n")
     assert "\nFits: " in plan(overlay).out
@@ -175,6 +176,7 @@ def test_settings_are_those_of_the_file() -> None:
     ("options", "message"),
     [
         (["--gpu", "h1000"], f"--gpu h1000: unknown GPU; accepted: {', '.join(GPUS)}"),
+        (["--gpu="], f"--gpu: is missing; name a GPU, such as --gpu rtx-4090; accepted: {', '.join(GPUS)}"),
         (["--gpus", "0"], "--gpus 0: from 1 to 16,384 is accepted"),
         (["--completion-tokens=2e3"], "--completion-tokens 2000: from 1 to sampling.max_new_tokens, 1024, is accepted"),
         (["--gpu", "v100"], "--gpu v100: it has no bfloat16; set train_grpo.engine.precision: fp32"),

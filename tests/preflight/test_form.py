@@ -98,12 +98,12 @@ def test_everything_wrong_is_named_by_its_parameter(form: Form) -> None:
     lines = wrong_sections(_sections(form)[0])
     beginnings = [
         "overrides.reprot: unknown key; did you mean `report`?",
-        "base_model: no such preset; accepted: scratch:tiny",
+        'base_model: no such preset, got "scratch:huge"; accepted: scratch:tiny',
         "overrides.report.gate.min_gian: unknown key; did you mean `min_gain`?",
-        "grpo_num_steps: input should be greater than 0, got 0",
-        "cluster_nodes: input should be greater than 0, got 0",
-        "overrides.train_grpo.loss: input should be a valid dictionary",
-        "overrides.evaluate: input should be a valid dictionary",
+        "grpo_num_steps: should be above 0, got 0",
+        "cluster_nodes: should be above 0, got 0",
+        "overrides.train_grpo.loss: should be a mapping of keys to values, got 3",
+        "overrides.evaluate: should be a mapping of keys to values",
         "overrides.cluster.stall_timeout: unknown key; did you mean `stall_timeout_s`?",
     ]
     for beginning in beginnings:

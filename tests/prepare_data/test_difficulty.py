@@ -59,5 +59,5 @@ def test_a_band_that_keeps_nothing_is_refused(tmp_path: Path, problems: list[Pro
     with pytest.raises(ValidationError, match="min_pass_rate is above max_pass_rate"):
         _config(**rates, min_pass_rate=0.5, max_pass_rate=0.4)
     jsonl.write_rows(tmp_path / "rates.jsonl", [_HOW, {"question": "a", "right": -1, "samples": 2}])
-    with pytest.raises(PipelineError, match=r"rates\.jsonl:2\.right: input should be greater than or equal to 0"):
+    with pytest.raises(PipelineError, match=r"rates\.jsonl:2\.right: should be at least 0"):
         prepare(_config(**rates), problems=tmp_path)

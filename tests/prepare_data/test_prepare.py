@@ -73,7 +73,7 @@ def test_part_of_the_train_file_is_held_out_for_tuning(tmp_path: Path, gsm8k: di
     [
         ({"sources": [{"kind": "gsm9k"}]}, "sources.0.kind: unknown kind `gsm9k`; did you mean `gsm8k`?"),
         ({"sources": [_WORDS, _WORDS]}, "prepare_data.sources: `word_problems` occurs twice"),
-        ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (5)"),
+        ({"sources": [_WORDS | {"min_operands": 5}]}, "max_operands must not be below min_operands (prepare_data"),
         ({"sources": [_WORDS | {"num_train": 0, "num_test": 0}]}, "num_train and num_test must not both be 0"),
         (_FROM_GIT | {"sources": [{"kind": "gsm8k", "train": "/data/train.jsonl"}]}, "not in the repository"),
         ({"repository": {"url": "data", "commit": "v1"}, "sources": [_WORDS]}, "give what `git rev-parse v1` prints"),

@@ -242,9 +242,6 @@ def test_presets_ask_for_evidence_and_refuse_contaminated_data() -> None:
     assert len({params.register.name for params in presets.values()}) == len(presets)
 
 
-# Simulated runs -------------------------------------------------------------------------------------------------------
-
-
 def promoted(config: GateConfig, sources: Mapping[str, tuple[int, float, float]]) -> float:
     """Return the fraction of simulated runs that pass.
 

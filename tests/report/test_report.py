@@ -257,7 +257,7 @@ def _records(name: str, change: Callable[[Row], Row]) -> Callable[[dict[str, Pat
         (_records("grpo", lambda row: {**row, "answer": "x"}), "test/00000 is missing .* or has another"),
         (_records("sft", lambda row: {**row, "sample": 0}), r"jsonl:2: second greedy answer to problem gsm8k/"),
         (lambda run: shutil.copy(run["evaluation"] / "sft/scores.json", run["evaluation"] / "grpo"), r"scores\.json:"),
-        (_records("grpo", lambda row: {**row, "verdict": "maybe"}), r"records\.jsonl:1\.verdict: input should be"),
+        (_records("grpo", lambda row: {**row, "verdict": "maybe"}), r"records\.jsonl:1\.verdict: should be"),
     ],
 )
 def test_evaluations_that_cannot_be_compared_are_refused(

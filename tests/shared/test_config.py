@@ -1,12 +1,15 @@
 """Params files and typed sections: what is accepted, and the one line that says where something is wrong."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
+import yaml
+from pydantic import BaseModel, Field
 
 from components.preflight.config import Params, as_yaml, contradictions, load_params, stage_sections
+from components.shared import config
 from components.shared.answer_policy import AnswerPolicy
 from components.shared.config import Config, Operational, SameAs, load_section, read_params, without_operational
 from components.shared.errors import PipelineError
@@ -77,17 +80,33 @@ def _refusal(path: Path) -> str:
         ("seed: 1 -> sede: 1", "4: train.sede: unknown key; did you mean `seed`?"),
         ("seed: 1 -> zzz: 1", "4: train.zzz: unknown key; accepted: engine, rate, seed, sources"),
         ("num_train: 4 -> numtrain: 4", "11: train.sources.0.numtrain: unknown key; did you mean `num_train`?"),
-        ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: input should be a finite number, got inf"),
-        ("fp32 -> fp64", "7: train.engine.precision: input should be 'fp32' or 'bf16', got 'fp64'"),
+        ("rate: 2.0e-3 -> rate: .inf", "5: train.rate: should be a finite number, got Infinity"),
+        ("fp32 -> fp64", "7: train.engine.precision: should be 'fp32' or 'bf16', got \"fp64\""),
         ("kind: files -> kind: flies", "12: train.sources.1.kind: unknown kind `flies`; did you mean `files`?"),
         ("{kind: files, -> {", "12: train.sources.1.kind: required key is missing; accepted: files, sums"),
-        ("stages: [1, 2] -> stages: [1, yes]", "8: train.engine: stages.1 should be a number, got true"),
+        ("stages: [1, 2] -> stages: [1, yes]", "8: train.engine.stages.1: should be a number, got true"),
         ("rate: 2.0e-3 -> seed: 2", "5: is not valid YAML (key `seed` is a duplicate)"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, change: str, message: str) -> None:
     """At any depth, also below a list and in one member of a union."""
     assert _refusal(_file(tmp_path, change)).startswith(message)
+
+
+_VALUES = "[3, 1.5, -1, 1.0e+9, '', x, yes, [], [{x: y}], [[0], 0], {}, {3: {}}, {kind: x}, 2026-01-01]"
+
+
+def test_no_error_has_the_words_of_pydantic() -> None:
+    """Its messages begin with a capital letter. Wrong values in every key of every section get ours."""
+    models: list[type[BaseModel]] = [Params]
+    messages = set[str]()
+    for model in models:  # grows
+        for key, field in model.model_fields.items():
+            models += [each for each in config.models_of(field) if each not in models]
+            for value in yaml.safe_load(_VALUES):
+                messages.update(config.problems(model, {key: value}, name="section"))
+    assert len(messages) > 2_000
+    assert not [line for line in messages if re.match(r"\S+: [A-Z]", line)]
 
 
 def test_what_an_alias_or_a_merge_repeats_is_no_duplicate(tmp_path: Path) -> None:
@@ -128,6 +147,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert _refusal(tmp_path / "nope.yaml") == " no such params file"
     (tmp_path / "qwen-1.5b.yaml").touch()
     assert _refusal(tmp_path / "qwen-1.5.yaml") == f" no such params file; did you mean {tmp_path}/qwen-1.5b.yaml?"
+    for name in ("smollm2", "params/smollm2", "smollm2.yml", "params/smolm2.yaml"):
+        with pytest.raises(PipelineError, match=r"no such params file; did you mean params/smollm2\.yaml\?"):
+            read_params(Path(name))
     assert _refusal(tmp_path) == " cannot be read (Is a directory)"
     path = tmp_path / "params.yaml"
     path.write_bytes(b"a:\n  b: caf\xe9\n")
@@ -215,7 +237,10 @@ def test_a_key_that_is_the_same_as_another_section_has_need_not_be_repeated(tmp_
     ("overlay", "message"),
     [
         ("validate_data: {model: {base: scratch:math}}\n", "2: validate_data.model and train_sft.model must be"),
-        ("train_sft: {model: {base: scratch:nope}}\n", "2: train_sft.model.base: no such preset; accepted: scratch:"),
+        (
+            "train_sft: {model: {base: scratch:nope}}\n",
+            '2: train_sft.model.base: no such preset, got "scratch:nope"; acc',
+        ),
         ("train_gpro: {}\n", "2: train_gpro: unknown key; did you mean `train_grpo`?"),
     ],
 )

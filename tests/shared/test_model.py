@@ -23,8 +23,11 @@ _QUESTION = {"prompt": "{question}\n", "answer": "declared"}
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"base": "scratch:tny"}, "model.base: no such preset; accepted: scratch:tiny, scratch:words, scratch:digits,"),
-        ({"prompt": "{ question }"}, "model.prompt: must contain `{question}`, got '{ question }'"),
+        (
+            {"base": "scratch:tny"},
+            'model.base: no such preset, got "scratch:tny"; accepted: scratch:tiny, scratch:words,',
+        ),
+        ({"prompt": "{ question }"}, 'model.prompt: must contain `{question}`, got "{ question }"'),
         ({"prompts": {"code": "Write."}}, "model.prompts.code: must contain `{question}`"),
     ],
 )

@@ -148,8 +148,6 @@ def test_records_name_problem_sample_and_grade() -> None:
     assert [len(_records(grpo_config(logged_completions_per_step=count), _groups())) for count in (0, 99)] == [0, 12]
 
 
-# The update -----------------------------------------------------------------------------------------------------------
-
 CLIP = ClipConfig(low=0.2, high=0.5)
 # Two micro-batches: ratio, advantage, kl, entropy, old and sampler log-probability, and weight of each token.
 BATCHES = [
@@ -212,8 +210,6 @@ def test_what_optimizer_steps_return_is_averaged_over_them() -> None:
     assert measured == {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.25}
 
 
-# The learning signal --------------------------------------------------------------------------------------------------
-
 EQUAL, DIFFERENT, SOLVED = "equal", "different", "solved"
 
 
@@ -255,8 +251,8 @@ def test_the_limit_is_of_steps_in_a_row(kinds: Sequence[str], reached: bool) -> 
         (["#### 4"] * 4, "100% truncated", "raise train_grpo.sampling.max_new_tokens"),
         (["#### 4"] * 3 + ["#### 1"], "25% wrong, 75% truncated", "fine-tune the model first (train_sft.num_steps)"),
         (["no idea", "none", "#### 4", "?"], "25% truncated, 75% without an answer", "set answer: last_sentence"),
-        (["#### 1"] * 4, "100% wrong", "problems that the reference sometimes solves"),
-        (["#### 0"] * 4, "100% right", None),
+        (["#### 1"] * 4, "100% wrong", "set prepare_data.difficulty and raise its min_pass_rate"),
+        (["#### 0"] * 4, "100% right", "set prepare_data.difficulty and lower its max_pass_rate"),
     ],
 )
 def test_the_first_rollout_says_whether_the_policy_can_learn(texts: list[str], shown: str, advice: str | None) -> None:

@@ -32,9 +32,6 @@ ROLLOUTS = st.integers(2, 6).flatmap(
 )
 
 
-# Advantages -----------------------------------------------------------------------------------------------------------
-
-
 def _advantages(estimator: AdvantageEstimator, *rewards_PK: Sequence[float]) -> list[list[float]]:
     result: list[list[float]] = advantages(torch.tensor(rewards_PK, dtype=torch.float64), estimator).tolist()
     return result
@@ -104,8 +101,6 @@ def test_token_advantages_are_the_double_loop_over_tokens_and_steps(data: st.Dat
     assert result.tolist() == expected
 
 
-# The ratio to the policy that sampled ---------------------------------------------------------------------------------
-
 # Sequences 2 and 0 of an optimizer step of four, the tokens of each in turn as in a micro-batch.
 SEQUENCE_N = torch.tensor([2, 2, 2, 0, 0])
 NUM_TOKENS_B = torch.tensor([2, 7, 3, 1])
@@ -130,9 +125,6 @@ def test_a_ratio_is_exactly_one_on_policy_and_never_overflows(level: Literal["to
     assert 0 < float(result[-1]) < 1e-6
 
 
-# The policy loss ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("clip", [ClipConfig(low=0.2, high=0.2), ClipConfig(low=0.4, high=0.1)])
 def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(clip: ClipConfig) -> None:
     """Over a grid of ratios and advantages it is the advantage itself everywhere else; never both sides at once."""
@@ -148,9 +140,6 @@ def test_the_gradient_of_the_surrogate_is_zero_exactly_where_a_token_is_clipped(
     assert bool(low_N.any())
 
 
-# The correction for a sampler that is not the policy before the update ------------------------------------------------
-
-
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_a_weight_is_finite_and_has_no_gradient(level: str) -> None:
     """Whatever the distance to the sampler; only the policy under training is differentiated by."""
@@ -162,9 +151,6 @@ def test_a_weight_is_finite_and_has_no_gradient(level: str) -> None:
         assert weight_N is not None
         assert bool(weight_N.isfinite().all())
         assert not weight_N.requires_grad
-
-
-# The KL divergence from the reference ---------------------------------------------------------------------------------
 
 
 def test_a_small_drift_is_not_lost_in_rounding() -> None:

@@ -92,9 +92,6 @@ def _flat(model: RewardModel) -> torch.Tensor:
         return torch.cat([parameter.detach().flatten() for parameter in model.model.parameters()])
 
 
-# Scoring and training -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("micro_batch_tokens", [1, 16])
 def test_a_score_is_that_of_transformers_for_the_text_up_to_there(tmp_path: Path, micro_batch_tokens: int) -> None:
     """A step is scored as the library scores the text up to there, alone and without padding."""
@@ -193,9 +190,6 @@ def test_the_head_of_a_bfloat16_model_is_computed_in_float32(tmp_path: Path) -> 
     assert not torch.equal(scores, scores.bfloat16().float())
 
 
-# Examples -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_completion_is_labeled_where_it_has_a_verdict() -> None:
     """Steps without one are left out, completions without any or that are masked too."""
     model = _made(tiny.checkpoint(), sampling__truncated="mask", group_size=2)
@@ -256,9 +250,6 @@ def test_a_restored_replay_goes_on_as_the_saved_one(monkeypatch: pytest.MonkeyPa
     for replay in (saved, restored):
         replay.add(_numbered(100, 30))
     torch.testing.assert_close(restored.state(), saved.state(), rtol=0, atol=0)
-
-
-# Processes ------------------------------------------------------------------------------------------------------------
 
 
 def train_in_ranks(config: TrainGRPOConfig, *, base: Path, folder: Path) -> dict[str, float]:
@@ -327,9 +318,6 @@ def test_a_process_without_examples_takes_part() -> None:
     assert (figures["reward_model_loss"], figures["reward_model_examples"]) == (0.0, 1.0)
     assert torch.equal(_flat(model), before)
     assert model.score([], []) == []
-
-
-# The base model -------------------------------------------------------------------------------------------------------
 
 
 def test_a_copy_of_the_reference_has_its_layers_and_a_head_of_zeros() -> None:

@@ -156,8 +156,6 @@ def test_the_problem_of_every_group_that_is_solved_is_left_out() -> None:
     assert 0 < len(solved) < len(rollout.sampled)
 
 
-# Too much that cannot be scored ---------------------------------------------------------------------------------------
-
 FINE = scored({"accuracy": [0.0]}, verdict=Verdict.WRONG)
 A, LATER, RARE = (
     replace(FINE, failure=Failure(*each)) for each in (("raised", "raised a"), ("raised", "raised b"), ("rare", "rare"))
@@ -185,8 +183,6 @@ def test_the_commonest_reasons_come_first_with_their_counts_and_an_example() -> 
     assert f"{'; '.join(reasons)}. Check" in str(error.value)
     assert "rare" not in str(error.value)
 
-
-# Samplers with weights of their own -----------------------------------------------------------------------------------
 
 WEIGHT = {"sampler__correction__weight": {"level": "token", "max": 2.0}}
 OVERLAP = {"sampler__servers": SERVERS, "sampler__max_staleness": 1, "sampler__max_mismatch": 1.0, **WEIGHT}

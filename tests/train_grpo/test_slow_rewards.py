@@ -144,9 +144,6 @@ def test_rewards_that_wait_are_scored_with_the_others() -> None:
     assert kept.rewards[half] == (1.0,)
 
 
-# The judge ------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def answering(answers: list[tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the address of a server that gives these answers in turn, and the requests that it gets."""

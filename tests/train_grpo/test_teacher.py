@@ -123,9 +123,6 @@ def test_a_teacher_with_another_tokenizer_is_refused(verify: Verifier, tmp_path:
         _distilled(verify, other)
 
 
-# Behind a server ------------------------------------------------------------------------------------------------------
-
-
 def _scored(*logprobs: float | None) -> tuple[int, Any]:
     """Return a server's answer about tokens 7, 8, 9 ...; it says nothing of the first."""
     places = [each and {str(7 + place): {"logprob": each, "rank": 1}} for place, each in enumerate(logprobs)]

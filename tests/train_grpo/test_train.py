@@ -201,11 +201,12 @@ def test_a_run_stops_where_a_reward_fails_too_often(
     tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error says how often and why, in the initial rollouts of a reward model, too."""
-    (tmp_path / "raising_rewards.py").write_text("def twice(problem, completion, grade):\n    return 2 * grade.worth\n")
+    code = "from json import loads\ndef twice(problem, completion, grade):\n    return loads(grade.why)\n"
+    (tmp_path / "raising_rewards.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     name = "raising_rewards:twice"
     weights = {name: 1.0, "reward_model": 1.0}
-    with pytest.raises(PipelineError, match=r"100.% of the 12 .* AttributeError: .* \(raising_rewards\.py, line 2\)"):
+    with pytest.raises(PipelineError, match=r"100.% of the 12 .*JSONDecodeError.* \(raising_rewards\.py, line 3\)"):
         run(tmp_path, tiny.PROBLEMS, reference, reward__weights=weights, reward__model=REWARD_MODEL)
 
 

@@ -34,8 +34,6 @@ from tests.rollout import acting as words
 from tests.train_grpo.groups import completion, grade, trajectory
 from tests.train_grpo.settings import grpo_config, reward_model_config
 
-# Rewards and steps ----------------------------------------------------------------------------------------------------
-
 ASKED = Turn(3, "3+5=8\n", "18\n", {"valid": 0.5, "short": -0.25}, is_call=True)
 ANSWERED = Turn(5, "#### 18", rewards={"valid": 1.0})
 RIGHT = grade(Verdict.RIGHT)
@@ -188,9 +186,6 @@ def test_the_record_of_a_trajectory_shows_its_turns() -> None:
     assert (second["verdict"], second["reason"]) == ("unscorable", "environment")
     assert second["environment_failure"] == "timeout: no answer after 10 s"
     assert [each["finished"] for each in (first, second)] == [True, False]
-
-
-# From the sampler to the loss -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ CPU = torch.device("cpu")
 NAN = math.nan
 THIRD = 1 / math.sqrt(3)
 
-# From rewards to advantages -------------------------------------------------------------------------------------------
 
 PROCESS: dict[str, Any] = {"reward__weights": {CHECKED: 1.0}, "reward__supervision": "process"}
 
@@ -88,8 +87,6 @@ def test_minibatches_are_whole_groups_and_hold_every_completion_once(
     assert len(parts) == min(count, num_groups)
     assert all(float(minibatch.weights_B.sum()) == pytest.approx(1) for minibatch in minibatches)
 
-
-# The loss, against the objective written out --------------------------------------------------------------------------
 
 ADVANTAGES_B = [0.58, 0.58, -1.73, 1.0, -1.0, 0.3]
 GSPO: dict[str, Any] = {"loss__ratio": "sequence", "loss__clip": {"low": 0.03, "high": 0.04}}
@@ -311,9 +308,6 @@ def test_a_sampler_whose_every_completion_is_masked_stops_the_run() -> None:
     masked.sampler_logprobs_M = masked.old_logprobs_M
     mask_completions(config, masked)
     assert masked.in_loss_B.tolist() == [True, False, True, True, True, True]
-
-
-# The optimizer steps --------------------------------------------------------------------------------------------------
 
 
 class _Run:

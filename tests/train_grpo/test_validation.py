@@ -42,9 +42,6 @@ def validated(tmp_path: Path) -> Run:
     )
 
 
-# What is decided on the measurements ----------------------------------------------------------------------------------
-
-
 def test_the_best_is_the_first_with_the_highest_accuracy() -> None:
     """The reference, before the first step, is only for comparison."""
     assert best_validation([]) is best_validation(_measured(0.9)) is None
@@ -102,9 +99,6 @@ def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
         stop = early_stop(config, History(curves, validation=without))
         assert stop
         assert stop.fails
-
-
-# The run --------------------------------------------------------------------------------------------------------------
 
 
 def test_validation_changes_nothing_that_is_learned(validated: Run, tmp_path: Path) -> None:
