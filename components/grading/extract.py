@@ -357,6 +357,7 @@ _HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"
     r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
+_SECOND_SENTENCE = re.compile(r"[a-z\d][.!?]\s+[A-Z]|\d[.!?]\s+\d|\d, (?:so|therefore|thus|hence)\b")
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
@@ -486,6 +487,8 @@ def _until_end(text: str, start: int) -> tuple[str, int]:
 def _bare(text: str) -> str | None:
     """The whole text if it is only an answer, without a sentence around it."""
     if not text or len(text) > _MAX_BARE_CHARACTERS or "\n\n" in text:
+        return None
+    if text[0].isdigit() and _SECOND_SENTENCE.search(text):  # "3 * 4 = 12. She has 12 apples."
         return None
     formula = _FORMULA.search(text)
     if formula and re.search(r"[^\W\d_]{3,}", text[: formula.start()]):  # a label, as in "Answer $9$"
