@@ -319,7 +319,7 @@ _NO_SOLUTION = re.compile(r"(?:\w+, )?there (?:is|are) no (?:real )?solutions?\.
 _FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\))[*\s]*$")
 _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
-    r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
+    r"(?:(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
     r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
 _NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
@@ -529,6 +529,9 @@ def _last_value(sentence: str) -> Span | None:
     values += [Span(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
     if not values:
         return None
+    bold = [value for value in values if sentence.count("**", 0, value.start) % 2]
+    if len(bold) == 1:  # "She earned **$10** for 50 minutes."
+        return bold[0]
     copulas = [match.end() for match in _COPULA.finditer(words)]
     after = [value for value in values if copulas and value.start >= copulas[-1]]
     value = min(after) if after else max(values)
