@@ -316,6 +316,7 @@ _CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 _NO_SOLUTION = re.compile(r"(?:\w+, )?there (?:is|are) no (?:real )?solutions?\.", re.IGNORECASE)
+_EQUATION_END = re.compile(r"(?: [a-z]+){0,3}\s*")
 _FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\))[*\s]*$")
 _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
@@ -357,7 +358,8 @@ _HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"
     r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
-_SECOND_SENTENCE = re.compile(r"[a-z\d][.!?]\s+[A-Z]|\d[.!?]\s+\d|\d, (?:so|therefore|thus|hence)\b")
+_SECOND_SENTENCE = re.compile(r"[a-z\d][.!?]\s+[A-Z]|\d(?:[.!?]\s+|\s*\n)\d|\d, (?:so|therefore|thus|hence)\b")
+_TRAILING_CLAUSE = re.compile(r",? (?:after (?:\w+ing|the|he|she|they|it)|because|not) .*", re.DOTALL)
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
@@ -410,7 +412,7 @@ _DECLARED_FORMS = {
 def _stated_after(text: str, declared: FinalAnswer) -> FinalAnswer | None:
     """Another answer that a phrase such as "The answer is" states after the declared one; None without one."""
     start = max(declared.place, len(text) - _MAX_CHARACTERS)
-    ending = _without_courtesy(_before_special_tokens(text[start:]).rstrip())
+    ending = _without_courtesy(_before_special_tokens(text[start:].replace("</answer>", "\n")).rstrip())
     for phrase in _phrases(ending):
         if "box" in ending[phrase.start() :] or _MARKER in ending[phrase.start() :]:
             break  # the declared answer itself, or one before it
@@ -512,10 +514,13 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     if last_sentence and _NO_SOLUTION.fullmatch(last):
         return "no solution"
     value = _last_value(last)
-    if value is None or not (_FINISHED.search(last) or value.end == len(last)):
+    if value is None:
+        return None
+    is_result = last[: value.start].rstrip().endswith(("=", ":")) and _EQUATION_END.fullmatch(last, value.end)
+    if not (_FINISHED.search(last) or value.end == len(last) or is_result):
         return None
     answer = value.content + scale_behind(last[value.end :])
-    if last_sentence and _FINISHED.search(last):
+    if last_sentence and (_FINISHED.search(last) or is_result):
         return answer
     is_only = len(sentences) == 1 or (len(text) <= _MAX_LINE_CHARACTERS and "\n" not in text)
     concludes = _CONCLUDES.search(last) or (is_only and (_FORMULA.search(last) or _INTRODUCES.search(last)))
@@ -524,6 +529,8 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
 
 def _last_value(sentence: str) -> Span | None:
     """The first formula or number after the last "is" of a sentence, or else the last one of the sentence."""
+    if (clause := _TRAILING_CLAUSE.search(sentence)) and re.search(r"\d", sentence[: clause.start()]):
+        sentence = sentence[: clause.start()]
     words = _without_formulas(sentence)
     values = [Span(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
     values += [Span(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]

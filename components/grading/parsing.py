@@ -258,7 +258,7 @@ _ENVIRONMENT = re.compile(
 )
 _ALIGNMENT = re.compile(r"(?<!\\)&")
 _LINE_END = re.compile(r"(?:\s*\\\\\s*)+(?=\s*$)|\\\\(?=\s*&?\s*(?:[=<>]|\\(?:le|ge|approx)(?![a-zA-Z])))")
-_SAYS_ANSWER = r"(?:the )?(?:final )?(?:answer|ans|result|solution)\s*(?:is:|is|:|=)"
+_SAYS_ANSWER = r"(?:the )?(?:final )?(?:answer|ans|result|solution|total)\s*(?:is:|is|:|=)"
 _LEAD = re.compile(
     r"(?:=|\\(?:therefore|Rightarrow|implies|Longrightarrow|rightarrow|longrightarrow|qquad|quad)(?![a-zA-Z])"
     rf"|\\(?:text|textbf|mathrm|mbox)\s*\{{\s*(?:so|thus|hence|therefore|{_SAYS_ANSWER})[,:]?\s*\}}\s*:?|{_SAYS_ANSWER})\s*",
