@@ -140,7 +140,7 @@ def table(lengths: Mapping[str, Lengths]) -> str:
     quantiles = ("longest" if fraction == 1 else f"p{100 * fraction:g}" for fraction in _QUANTILES)
     lines = [["source", "text", "count", *quantiles]]
     for source, each in sorted(lengths.items()):
-        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "both + end": each.examples}.items():
+        for name, tokens in {"prompt": each.prompts, "solution": each.solutions, "both + EOS": each.examples}.items():
             if tokens:
                 quantiles = (f"{_quantile(tokens, fraction):,}" for fraction in _QUANTILES)
                 lines.append([source, name, f"{len(tokens):,}", *quantiles])
@@ -158,7 +158,9 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
         present_value: Any = reduce(getattr, key.split("."), params)
         remark = "as now" if present_value == value else f"instead of {present_value}"
         section[name] = f"{value}  # {remark}"
-    heading = f"# Put these limits into {path}: all problems fit, and max_new_tokens leaves room beyond solutions."
+    heading = (
+        f"# Put these limits into {path}: no problem is too long for them, and answers may be longer than solutions."
+    )
     return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
 
 

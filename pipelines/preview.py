@@ -170,7 +170,7 @@ def histogram(groups: Sequence[Group]) -> Iterator[str]:
     """Yield a line for each possible number of right completions in a group, with the number of such groups."""
     counts = Counter(group.num_right for group in groups)
     size = max(len(group.scored_G) for group in groups)
-    yield f"right answers of {size}, in how many of {len(groups)} groups (none or all right: accuracy teaches nothing)"
+    yield f"groups by how many of their {size} answers are right (if none or all are, accuracy teaches nothing):"
     for right in range(size + 1):
         bar = "#" * math.ceil(_BAR_WIDTH * counts[right] / len(groups))
         yield f"{right:>4} {counts[right]:>4} {bar}".rstrip()
@@ -182,7 +182,7 @@ def _lengths(groups: Sequence[Group]) -> Iterator[str]:
     lengths = sorted(each.completion.num_tokens for each in scored)
     yield f"completion tokens: median {statistics.median_low(lengths)}, maximum {lengths[-1]}"
     reasons = Counter(each.grade.why for each in scored if is_unanswered(each))
-    yield from (f"{number} of {len(scored)} without an answer: {why}" for why, number in reasons.most_common(3))
+    yield from (f"reason for no answer in {number} of {len(scored)}: {why}" for why, number in reasons.most_common(3))
 
 
 def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Group], sampling_s: float) -> str:
@@ -200,8 +200,8 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
     step_s = scale * (sampling_s + update_s) / config.engine.num_processes
     tokens = sum(each.completion.num_tokens for group in groups for each in group.scored_G)
     return (
-        f"{tokens / sampling_s:.0f} tokens per s; a step of {config.prompts_per_step} prompts would take about "
-        f"{duration(step_s)}, the {config.num_steps} steps about {duration(config.num_steps * step_s)}, on this machine"
+        f"sampled {tokens / sampling_s:.0f} tokens per s; on this machine a step of {config.prompts_per_step} prompts "
+        f"would take about {duration(step_s)}, and the run's {config.num_steps} steps {duration(config.num_steps * step_s)}"
     )
 
 
@@ -238,8 +238,8 @@ def print_verdict(config: TrainGRPOConfig, groups: Sequence[Group]) -> int:
     num_different = sum(rewards_differ(config, group) for group in groups)
     if num_different:
         num_mixed = sum(0 < group.num_right < len(group.scored_G) for group in groups)
-        signal = f"{num_different} of {len(groups)} groups have a learning signal"
-        print(f"\n{signal}: their rewards differ (accuracy in {num_mixed})")
+        signal = f"rewards differ in {num_different} of {len(groups)} groups, and GRPO can learn from these"
+        print(f"\n{signal}; the verdicts differ in {num_mixed}")
         return 0
     print(f"\nnothing to learn from: the rewards of each of the {len(groups)} groups are equal")
     return 1

@@ -213,7 +213,7 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
         text += "not tested, since another target failed with a smaller p-value"
     else:
         bound = _bound(part["gain_bound"], level, part["min_gain"])
-        text += f"{bound}, p = {probability(part['p_value'])} (at most {level:.2g} allowed)"
+        text += f"{bound}, p = {probability(part['p_value'])} (must be at most {level:.2g})"
     answered = part["answered"]
     # Improved on all problems, but not on those that both models answered.
     if answered and not gate.formatting_counts and part["p_value"] <= level < answered["p_value"]:
@@ -222,12 +222,12 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss of over {100 * gate.margin:.1f} points cannot be ruled out"
+        text += f"; a loss of more than the margin, {100 * gate.margin:.1f} points, cannot be ruled out"
     return text
 
 
 def _bound(bound: float, level: float, required: float) -> str:
-    return f"lower bound {points(bound)} at {100 * (1 - level):g} % confidence (at least {points(required)} required)"
+    return f"lower bound {points(bound)} at {100 * (1 - level):g} % confidence (must be at least {points(required)})"
 
 
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:

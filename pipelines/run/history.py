@@ -185,7 +185,7 @@ def resolve(name: str, outputs: Path = OUTPUTS) -> Run:
         return run
     if matching:
         raise PipelineError(f"{name}: {len(matching)} runs have this in their names: {listed(matching)}")
-    raise PipelineError(f"{name or repr(name)}: no such run in {outputs / 'runs'}; there are {listed(names)}")
+    raise PipelineError(f"no run `{name}` in {outputs / 'runs'}; the runs there are {listed(names)}")
 
 
 def _events(journal: Path) -> Iterator[Mapping[str, Any]]:

@@ -46,7 +46,7 @@ def list_runs(text: str, *, as_json: bool) -> None:
     elif not summaries:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "frees", "note")]
+        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "rm frees", "note")]
         for each in summaries:
             scores = each["accuracy"]
             accuracies = [percent(scores[model]) if model in scores else "-" for model in MODELS]
@@ -81,7 +81,7 @@ def show(name: str, *, as_json: bool) -> None:
     if _note(summary):
         print_labelled("note", [_note(summary)])
     print_labelled("accuracy", _accuracies(run))
-    print_labelled("keys set", own_keys(run.folder / PARAMS))
+    print_labelled("settings", own_keys(run.folder / PARAMS))
     shared = ", and keeps what other runs share" if summary["bytes_freed"] < summary["bytes"] else ""
     print_labelled("disk", [f"{decimal(summary['bytes'])}; `runs rm` frees {decimal(summary['bytes_freed'])}{shared}"])
     print_labelled("files", run.files.values())

@@ -66,7 +66,9 @@ def _set(values: Any, setting: str) -> str:
         raise PipelineError(f"--set {setting}: the value is not valid YAML; put it into quotes") from None
     *parents, last = name.split(".")
     if not parents:
-        raise PipelineError(f"--set {setting}: name a key of a stage, such as train_grpo.num_steps")
+        raise PipelineError(
+            f"--set {setting}: no stage is named; expected STAGE.KEY=VALUE, such as train_grpo.num_steps=100"
+        )
     for parent in parents:
         values = _child(values, parent, name)
     if isinstance(values, list):

@@ -124,7 +124,10 @@ def test_keys_are_set_before_the_file() -> None:
         ("train_grpo.loss.seed=7", "--set train_grpo.loss.seed: unknown key; did you mean `train_grpo.seed`?"),
         ("train_grpo.num_steps=-1", "--set train_grpo.num_steps: should be above 0, got -1"),
         ("train_grpo.num_steps", "--set train_grpo.num_steps: write KEY=VALUE, such as train_grpo.num_steps=10"),
-        ("num_steps=7", "--set num_steps=7: name a key of a stage, such as train_grpo.num_steps"),
+        (
+            "num_steps=7",
+            "--set num_steps=7: no stage is named; expected STAGE.KEY=VALUE, such as train_grpo.num_steps=100",
+        ),
         ("train_grpo.reward.weights={", "--set train_grpo.reward.weights={: the value is not valid YAML"),
         ("train_grpo.num_steps.a=1", "--set train_grpo.num_steps.a: `num_steps` is 3 and has no keys"),
         ("prepare_data.sources.5.kind=1", "--set prepare_data.sources.5.kind: the list has items 0 to 0, no `5`"),

@@ -42,7 +42,7 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
         ["code", "prompt", "1", str(lengths["code"].prompts[0])],
         ["sums", "prompt", "2", str(min(lengths["sums"].prompts))],
         ["sums", "solution", "1", str(solution)],
-        ["sums", "both+end", "1", str(lengths["sums"].examples[0])],
+        ["sums", "both+EOS", "1", str(lengths["sums"].examples[0])],
     ]
 
 

@@ -22,7 +22,7 @@ def test_groups_are_counted_by_their_right_completions() -> None:
         for answers in ((1, 2, 3, 4), (7, 1, 2, 3), (1, 2, 3, 7), (7, 7, 7, 7))
     ]
     heading, *lines = histogram(groups)
-    assert heading.startswith("right answers of 4, in how many of 4 groups ")
+    assert heading.startswith("groups by how many of their 4 answers are right ")
     assert [line.split()[:2] for line in lines] == [["0", "1"], ["1", "2"], ["2", "0"], ["3", "0"], ["4", "1"]]
     assert [line.count("#") for line in lines] == [10, 20, 0, 0, 10]
 

@@ -87,11 +87,11 @@ def test_a_run_is_found_by_part_of_its_name(outputs: Path) -> None:
     assert resolve(str(outputs / "runs" / FAILED), outputs).name == FAILED
     with pytest.raises(PipelineError, match=f"smoke: 2 runs have this in their names: {STOPPED}, "):
         resolve("smoke", outputs)
-    with pytest.raises(PipelineError, match=f"nope: no such run in .*; there are {EMPTY}, "):
+    with pytest.raises(PipelineError, match=f"no run `nope` in .*; the runs there are {EMPTY}, "):
         resolve("nope", outputs)
     for name in (FINISHED, FAILED, EMPTY):
         durable.remove(outputs / "runs" / name)
-    with pytest.raises(PipelineError, match="'': no such run"):  # also where there is only one
+    with pytest.raises(PipelineError, match="no run `` in"):  # also where there is only one
         resolve("", outputs)
     with pytest.raises(PipelineError, match="there are no runs"):
         resolve("latest", outputs / "runs")
@@ -115,7 +115,7 @@ def test_a_run_is_shown_with_its_stages(outputs: Path, program: Program) -> None
     assert f"{FAILED}: failed at train_grpo" in shown
     assert f"train_grpo   failed: no memory\n             step 40 is saved in {outputs / 'work'}\n" in shown
     keys = "steps: 7, train_grpo.weights.m:f: 1, train_grpo.weights.m:g: 2, train_sft.seed: 2, train_grpo.sources: []"
-    assert "keys set     train_grpo.num_" + f"{keys}, evaluate.limit: 5\n".replace(", ", "\n" + " " * 13) in shown
+    assert "settings     train_grpo.num_" + f"{keys}, evaluate.limit: 5\n".replace(", ", "\n" + " " * 13) in shown
     assert json.loads(program("runs", "show", FAILED, "--json").out)["stages"][0]["reused_from"] == "earlier"
 
 

@@ -63,8 +63,8 @@ def test_target_needs_a_lower_bound_of_its_gain(only_sft: int, only_grpo: int, m
     assert verdict["sources"][0]["improved"] is passed
     assert verdict["passed"] is passed
     if not passed:
-        assert f"(at least {'+10.0' if min_gain else '0.0'} required)" in verdict["reasons"][0]
-        assert "at most 0.05 allowed" in verdict["reasons"][0]
+        assert f"(must be at least {'+10.0' if min_gain else '0.0'})" in verdict["reasons"][0]
+        assert "must be at most 0.05" in verdict["reasons"][0]
 
 
 def test_no_source_may_get_worse_by_the_margin() -> None:
@@ -80,7 +80,7 @@ def test_no_source_may_get_worse_by_the_margin() -> None:
     loss = _outcome(both=250, only_sft=40, only_grpo=15, neither=195)
     (reason,) = decide({"words": CLEAR, "math": loss}, _gate(target=("words", "math"), margin=0.02))["reasons"]
     assert reason.startswith("math: \N{MINUS SIGN}5.0 points against SFT, ")
-    assert reason.endswith("a loss of over 2.0 points cannot be ruled out")
+    assert reason.endswith("a loss of more than the margin, 2.0 points, cannot be ruled out")
 
 
 def test_one_improved_target_suffices_at_the_level_that_holm_leaves() -> None:
@@ -185,7 +185,7 @@ def test_figures_of_training_are_means_of_its_last_tenth() -> None:
     ("counts", "champion", "passed", "reason"),
     [
         (CLEAR, {}, True, "words: +15.0 points against the champion"),
-        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "(at least \N{MINUS SIGN}5.0 required"),
+        (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {}, False, "(must be at least \N{MINUS SIGN}5.0)"),
         (_outcome(both=50, only_sft=20, only_grpo=20, neither=10), {"margin": 1.0}, True, " 0.0 points"),
         (_outcome(both=490, only_sft=5, only_grpo=5), {"min_gain": 0.0}, False, " 0.0 points"),
         (None, {}, True, "not comparable"),
