@@ -89,6 +89,10 @@ class Config(BaseModel):
         """Sort a mapping: Kubeflow does not keep its order, and sums, columns and lineage must not depend on it."""
         return dict(sorted(value.items())) if isinstance(value, dict) else value
 
+    def is_operational(self, key: str) -> bool:
+        """Return whether a key does not affect the result, see `Operational`."""
+        return Operational in type(self).model_fields[key].metadata
+
 
 def _types_in(annotation: Any) -> list[type]:
     """Return the types that an annotation is made of: `str` and `float` for `dict[str, float] | None`, for example."""
@@ -127,9 +131,8 @@ class Operational:
 
 def without_operational(value: Any) -> Any:
     """Return a config, or a part of one, as a JSON value without its operational keys."""
-    if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        names = [name for name, field in fields.items() if Operational not in field.metadata]
+    if isinstance(value, Config):
+        names = [name for name in type(value).model_fields if not value.is_operational(name)]
         return {name: without_operational(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {str(key): without_operational(each) for key, each in value.items()}

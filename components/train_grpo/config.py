@@ -438,6 +438,11 @@ class TrainGRPOConfig(Config):
         """Type of vLLM's weights and activations."""
         return self.sampler.dtype or self.engine.dtype
 
+    def is_operational(self, key: str) -> bool:
+        """Return whether a key does not affect the result: without a validated policy, `limits` only fail a run."""
+        has_best = self.validation is not None and self.checkpoint.keep_best
+        return super().is_operational(key) or (key == "limits" and not has_best)
+
     @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainGRPOConfig":
         lora = self.engine.lora

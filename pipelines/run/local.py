@@ -195,7 +195,8 @@ def _end_of(folder: Path, params: Params, *, fails_again: bool = False) -> str:
             end += f", step {step} of {getattr(params, stage.name).num_steps} is saved"
     resume = f"resume with: grpo-pipeline run --resume {folder.name}"
     if fails_again:  # with the same params
-        return f"{end}; once the cause is corrected, {resume}, and --set KEY=VALUE for each key to change"
+        settings = "--set KEY=VALUE for each key to change; a key that changes the result makes its stage start anew"
+        return f"{end}; once the cause is corrected, {resume}, and {settings}"
     return f"{end}; {resume}"
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from components.policy.checkpoint import save
 from components.shared import jsonl
+from components.shared.config import without_operational
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
 from components.train_grpo.records import History
@@ -85,8 +86,11 @@ FIGURES = {"kl": 0.1, "entropy": 1.0, "completion_length_tokens": 10.0, "truncat
 def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
     limit: str, value: float, column: str, measured: list[float], reason: str
 ) -> None:
-    """With the best policy before as the result; without one it fails. One step beyond a limit is not enough."""
-    config = grpo_config(**EVERY_STEP, limits={limit: value, "over_steps": 2})
+    """With the best policy before as the result; otherwise it fails, and can resume with another limit."""
+    limits = {"limits": {limit: value, "over_steps": 2}}
+    config = grpo_config(**EVERY_STEP, **limits)
+    assert "limits" in without_operational(config)
+    assert "limits" not in without_operational(grpo_config(**limits))
     curves: list[dict[str, float | None]] = [{**FIGURES, column: each} for each in measured]
     for steps in (curves[:2], curves[2:]):
         assert early_stop(config, History(steps, validation=_measured(0.0, 0.1))) is None
