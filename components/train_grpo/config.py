@@ -64,6 +64,12 @@ class PromptsConfig(Config):
     max_resampling_rounds: int = Field(0, ge=0)
     """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
 
+    @model_validator(mode="after")
+    def _some_source_has_weight(self) -> "PromptsConfig":
+        weights = self.source_weights
+        _require(not weights or any(weights.values()), "one of source_weights must be above 0")
+        return self
+
 
 class RewardModelConfig(Config):
     """A learned reward model: the probability that a completion, or each step of one, is right.
