@@ -393,10 +393,14 @@ def problems(
 
 def _origin(path: Path | None, settings: Sequence[str], above: KeyPath, location: KeyPath) -> str:
     """Return `--set`, or file and line, where a key is set; empty if neither is known."""
-    name = named((*above, *location))
-    if any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in settings):
+    if _is_set(named((*above, *location)), settings):
         return "--set"
     return _place(path, (*above, *location)) if path else ""
+
+
+def _is_set(name: str, settings: Sequence[str]) -> bool:
+    """Return whether `--set` has set a key, a part of it, or what it is a part of."""
+    return any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in settings)
 
 
 def _about_value(model: type[BaseModel], error: ErrorDetails) -> tuple[KeyPath, str]:
@@ -517,9 +521,12 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     return [each for each in _types_in(field.annotation) if issubclass(each, BaseModel)]
 
 
-def with_place(path: Path, line: str) -> str:
-    """Return an error's line, which begins with a key, after the file and line that set the key, or the file alone."""
-    keys = tuple(int(key) if key.isdecimal() else key for key in line.partition(": ")[0].split("."))
+def with_place(path: Path, line: str, settings: Sequence[str] = ()) -> str:
+    """Return an error's line, which begins with a key, after `--set`, file and line that set it, or the file alone."""
+    name = line.partition(": ")[0]
+    if _is_set(name, settings):
+        return f"--set {line}"
+    keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     is_set = any(layer.depth(keys) == len(keys) for layer in _layers(path))
     return f"{_place(path, keys) if is_set else path}: {line}"
 

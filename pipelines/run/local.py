@@ -124,8 +124,8 @@ def _check(path: Path, settings: Sequence[str], params: Params, patch: str) -> l
         problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
     full_disk = short_of_disk(params, history.OUTPUTS) if has_base else None
-    is_set = {setting.partition("=")[0] for setting in settings}
-    problems = [f"--set {line}" if line.partition(": ")[0] in is_set else with_place(path, line) for line in problems]
+    is_set = [setting.partition("=")[0] for setting in settings]
+    problems = [with_place(path, line, is_set) for line in problems]
     if full_disk and not records("train_sft"):  # outputs that are reused take no space
         problems.append(full_disk)
     raise_all(problems)
