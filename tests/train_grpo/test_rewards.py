@@ -232,7 +232,7 @@ def test_scalars_of_any_library_are_rewards(value: Any) -> None:
         ([-1e16], None, "is too large: -1e+16"),
         ([[1.0]], [3], "returned a wrong number of values: 1 for 3 steps"),
         ([1.0, 2.0], None, "returned a wrong number of values: 2 for 1 completions"),
-        (1.0, None, "returned a wrong number of values: 1 for 1 completions"),
+        (1.0, None, "returned 1.0, where a list of numbers is expected"),
     ],
 )
 def test_what_is_no_finite_number_for_each_completion_is_a_failure(
