@@ -125,6 +125,18 @@ def test_sources_and_limits_decide_what_contradicts(values: Values, changes: Val
     assert contradictions(_put(values, changes)) == lines
 
 
+def test_settings_without_effect_are_named(values: Values) -> None:
+    """A limit or patience that needs more steps, and a schedule that ends where it begins."""
+    values["train_grpo"] |= {"schedule": "cosine", "final_learning_rate_fraction": 0.5, "warmup_steps": 0}
+    values["train_grpo"]["limits"] = {"min_entropy": 0.1, "over_steps": 2}
+    values["train_grpo"]["validation"] = {"every_steps": 1, "patience": 1}
+    assert advisories(Params.model_validate(values)) == []
+    lines = advisories(_put(values, {"train_grpo.num_steps": 2, "train_grpo.final_learning_rate_fraction": 1.0}))
+    assert [line.partition(":")[0] for line in lines] == [
+        f"train_grpo.{k}" for k in ("limits", "validation", "schedule")
+    ]
+
+
 def test_enforced_gate_without_power_is_refused_and_another_one_doubted(values: Values, tmp_path: Path) -> None:
     """By the problems in the files where they are at hand, else by those that were published."""
     files = {"train": "train.jsonl", "test": "test.jsonl"}
