@@ -339,7 +339,7 @@ class GRPOCheckpointConfig(CheckpointConfig):
     keep_in_registry: Annotated[int, Operational] = Field(3, ge=0)
     """Number of newest checkpoints of a run in the registry, with `keep_best` also the best in validation: models that
     can be fetched, pushed during training. 0 pushes none, as does an `every_steps` that is not smaller than
-    `num_steps`. The checkpoint of the last step is not pushed: `register` decides on the result."""
+    `num_steps`. The checkpoint of step `num_steps` is not pushed: `register` decides on the result."""
 
 
 class ValidationConfig(Config):
