@@ -31,7 +31,7 @@ from components.shared.errors import raise_all
 from components.shared.problem import Split
 from components.shared.tools import ToolsConfig
 from components.shared.versioning import is_url
-from components.train_grpo.config import TrainGRPOConfig
+from components.train_grpo.config import LimitsConfig, TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig
 
@@ -141,8 +141,21 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
 
 
 def advisories(params: Params, data: Path | None = None) -> list[str]:
-    """Return a warning about a gate of too little power, if the params allow such a gate."""
-    return [] if _must_have_power(params) else [*_weak_gate(params, data)]
+    """Return a warning for each setting without effect, and for a gate of too little power if the params allow it."""
+    return [*_without_effect(params.train_grpo), *([] if _must_have_power(params) else _weak_gate(params, data))]
+
+
+def _without_effect(config: TrainGRPOConfig) -> Iterator[str]:
+    """Yield a line for each setting of GRPO that cannot take effect in so few steps, or beside another setting."""
+    limits, validation, num_steps = config.limits, config.validation, config.num_steps
+    if limits.over_steps >= num_steps and limits != LimitsConfig(over_steps=limits.over_steps):
+        yield f"train_grpo.limits: over_steps is {limits.over_steps} and num_steps {num_steps}: no limit stops training"
+    if validation and validation.patience:
+        needed = (1 + validation.patience) * validation.every_steps
+        if needed >= num_steps:
+            yield f"train_grpo.validation: patience stops after step {needed} or later, and num_steps is {num_steps}"
+    if config.schedule == "cosine" and config.final_learning_rate_fraction == 1:
+        yield "train_grpo.schedule: cosine changes nothing, as final_learning_rate_fraction is 1.0"
 
 
 def _must_have_power(params: Params) -> bool:

@@ -16,6 +16,7 @@ pushes the checkpoints of a training while it writes them, and ends when there i
 """
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -280,6 +281,8 @@ class _Publisher:
         except FileNotFoundError:  # training has removed it in favour of newer ones
             return False
         except Exception as error:  # git, DVC or the network
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+                error.filename = str(self._options.staging)  # what is pushed is written there first
             explained = explain(error)
             if explained is None:
                 raise

@@ -89,6 +89,10 @@ class Config(BaseModel):
         """Sort a mapping: Kubeflow does not keep its order, and sums, columns and lineage must not depend on it."""
         return dict(sorted(value.items())) if isinstance(value, dict) else value
 
+    def is_operational(self, key: str) -> bool:
+        """Return whether a key does not affect the result, see `Operational`."""
+        return Operational in type(self).model_fields[key].metadata
+
 
 def _types_in(annotation: Any) -> list[type]:
     """Return the types that an annotation is made of: `str` and `float` for `dict[str, float] | None`, for example."""
@@ -127,9 +131,8 @@ class Operational:
 
 def without_operational(value: Any) -> Any:
     """Return a config, or a part of one, as a JSON value without its operational keys."""
-    if isinstance(value, BaseModel):
-        fields = type(value).model_fields
-        names = [name for name, field in fields.items() if Operational not in field.metadata]
+    if isinstance(value, Config):
+        names = [name for name in type(value).model_fields if not value.is_operational(name)]
         return {name: without_operational(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {str(key): without_operational(each) for key, each in value.items()}
@@ -390,10 +393,14 @@ def problems(
 
 def _origin(path: Path | None, settings: Sequence[str], above: KeyPath, location: KeyPath) -> str:
     """Return `--set`, or file and line, where a key is set; empty if neither is known."""
-    name = named((*above, *location))
-    if any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in settings):
+    if _is_set(named((*above, *location)), settings):
         return "--set"
     return _place(path, (*above, *location)) if path else ""
+
+
+def _is_set(name: str, settings: Sequence[str]) -> bool:
+    """Return whether `--set` has set a key, a part of it, or what it is a part of."""
+    return any(f"{each}.".startswith(f"{name}.") or name.startswith(f"{each}.") for each in settings)
 
 
 def _about_value(model: type[BaseModel], error: ErrorDetails) -> tuple[KeyPath, str]:
@@ -514,9 +521,12 @@ def models_of(field: FieldInfo) -> list[type[BaseModel]]:
     return [each for each in _types_in(field.annotation) if issubclass(each, BaseModel)]
 
 
-def with_place(path: Path, line: str) -> str:
-    """Return an error's line, which begins with a key, after the file and line that set the key, or the file alone."""
-    keys = tuple(int(key) if key.isdecimal() else key for key in line.partition(": ")[0].split("."))
+def with_place(path: Path, line: str, settings: Sequence[str] = ()) -> str:
+    """Return an error's line, which begins with a key, after `--set`, file and line that set it, or the file alone."""
+    name = line.partition(": ")[0]
+    if _is_set(name, settings):
+        return f"--set {line}"
+    keys = tuple(int(key) if key.isdecimal() else key for key in name.split("."))
     is_set = any(layer.depth(keys) == len(keys) for layer in _layers(path))
     return f"{_place(path, keys) if is_set else path}: {line}"
 

@@ -62,7 +62,7 @@ def raised_at(error: BaseException) -> str:
 
 def import_problem(module: str, error: BaseException) -> str:
     """Return why a user's module cannot be imported: the error with its line, or where Python looks for the module."""
-    problem = f"module {module} cannot be imported ({type(error).__name__}: {error})"
+    problem = f"module {module} cannot be imported ({type(error).__name__}: {' '.join(str(error).split())})"
     if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
         return f"{problem}; put it into the folder in which the command is run or into PYTHONPATH, or install it"
     return problem if isinstance(error, SyntaxError) else f"{problem}{raised_at(error)}"  # a SyntaxError has its line

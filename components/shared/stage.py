@@ -256,7 +256,7 @@ def _describe(stage: Stage, config: Config, folders: Mapping[str, Path], inputs:
 def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[str, Path]]:
     """Yield an empty folder for each output, which replaces the output on success and is removed on failure.
 
-    The error about a full disk counts `work`, the folder of unfinished work, too.
+    An error about a full disk without a file names `work`, the folder of unfinished work, unless another is fuller.
     """
     partial = {name: path.with_name(f".{path.name}.partial") for name, path in outputs.items()}
     try:
@@ -269,7 +269,7 @@ def _partial_outputs(outputs: Mapping[str, Path], *work: Path) -> Iterator[dict[
         for name, path in outputs.items():
             durable.replace(path, partial[name])
     except Exception as error:
-        folders = filter(Path.is_dir, [*partial.values(), *work, Path(gettempdir())])  # any of them may be full
+        folders = filter(Path.is_dir, [*work, *partial.values(), Path(gettempdir())])  # any of them may be full
         fullest = min(folders, key=lambda folder: shutil.disk_usage(folder).free)
         path = Path(getattr(error, "filename", None) or fullest)
         raise_if_disk_is_full(error, path, f"{durable.size(fullest):,} bytes are in {fullest} so far")

@@ -25,8 +25,6 @@ from components.shared.live import LIVE, base_name, name_in
 from components.shared.progress import say
 
 _LOCK, _RECORD = "run.lock", "fingerprint.json"
-NOT_RESUMED = f"{LIVE}/not_resumed.txt"
-"""File that explains why other unfinished work of the same name and data is not resumed."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the folder of unfinished work."""
 EXPORT, MODEL = "export", "model"
@@ -161,27 +159,19 @@ def fingerprint_in(folder: Path) -> Fingerprint | None:
 
 
 def _describe_others(stage: str, folder: Path, fingerprint: Fingerprint) -> None:
-    """Write into NOT_RESUMED which unfinished work of the same name and data is not resumed, and how it differs.
+    """Print which unfinished work of the same name and data is not resumed, and how it differs.
 
     Work that is in use does not count. On Kubeflow, names are not compared: even a clone of a run has another name.
     """
-    this_name, lines = run_name(), list[str]()
+    this_name = run_name()
     for other in sorted(folder.parent.glob("[!.]*/")):
         with suppress(PipelineError):  # a file of another run may be half written
             step, known, name = last_step(other), fingerprint_in(other), name_in(other)
             has_same_data = known is not None and known["inputs"] == fingerprint["inputs"]
             may_be_same_run = not this_name or base_name(name) == base_name(this_name)
             if step is not None and has_same_data and may_be_same_run and not is_in_use(other):
-                run = f" (run {name})" if name else ""
-                lines.append(f"{other}{run}: step {step}: {lineage.differences(stage, known, fingerprint)}")
-    if lines:
-        advice = (
-            "To resume unfinished work, undo the difference and run again; to discard it, delete its folder. "
-            "A run that waits in a queue may be about to resume it."
-        )
-        (folder / LIVE).mkdir(exist_ok=True)
-        (folder / NOT_RESUMED).write_text("\n".join([*lines, advice, ""]), encoding="utf-8")
-        say(stage, f"unfinished work is not resumed; why: {folder / NOT_RESUMED}")
+                difference = lineage.differences(stage, known, fingerprint)
+                say(stage, f"step {step} of {name or 'a run'} is not resumed: {difference}; its folder: {other}")
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,12 @@ class PromptsConfig(Config):
     max_resampling_rounds: int = Field(0, ge=0)
     """Times that zero-variance groups are replaced by groups of further prompts (DAPO; 0 keeps them)."""
 
+    @model_validator(mode="after")
+    def _some_source_has_weight(self) -> "PromptsConfig":
+        weights = self.source_weights
+        _require(not weights or any(weights.values()), "one of source_weights must be above 0")
+        return self
+
 
 class RewardModelConfig(Config):
     """A learned reward model: the probability that a completion, or each step of one, is right.
@@ -333,7 +339,7 @@ class GRPOCheckpointConfig(CheckpointConfig):
     keep_in_registry: Annotated[int, Operational] = Field(3, ge=0)
     """Number of newest checkpoints of a run in the registry, with `keep_best` also the best in validation: models that
     can be fetched, pushed during training. 0 pushes none, as does an `every_steps` that is not smaller than
-    `num_steps`. The checkpoint of the last step is not pushed: `register` decides on the result."""
+    `num_steps`. The checkpoint of step `num_steps` is not pushed: `register` decides on the result."""
 
 
 class ValidationConfig(Config):
@@ -437,6 +443,11 @@ class TrainGRPOConfig(Config):
     def sampler_dtype(self) -> SamplerDtype:
         """Type of vLLM's weights and activations."""
         return self.sampler.dtype or self.engine.dtype
+
+    def is_operational(self, key: str) -> bool:
+        """Return whether a key does not affect the result: without a validated policy, `limits` only fail a run."""
+        has_best = self.validation is not None and self.checkpoint.keep_best
+        return super().is_operational(key) or (key == "limits" and not has_best)
 
     @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainGRPOConfig":

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -86,6 +86,8 @@ class Failure:
     """What failed, and how; failures of the same kind are counted together."""
     message: str
     """The details of this failure, in one line."""
+    is_nan: bool = False
+    """Whether the reward returned NaN for a completion that the grader could score."""
 
 
 def values_of(
@@ -144,9 +146,11 @@ def _check_count(name: str, values: Any, count: int, of_what: str) -> Any:
     """Return `values` if it is a Failure or a list of `count` values, else a Failure."""
     if isinstance(values, Failure) or (isinstance(values, list) and len(values) == count):
         return values
-    num_values = len(values) if isinstance(values, list) else 1
+    if not isinstance(values, list):
+        begin = f"reward {name} returned"
+        return Failure(f"{begin} no list", f"{begin} {values!r:.100}, where a list of numbers is expected")
     kind = f"reward {name} returned a wrong number of values"
-    return Failure(kind, f"{kind}: {num_values} for {count} {of_what}")
+    return Failure(kind, f"{kind}: {len(values)} for {count} {of_what}")
 
 
 @contextmanager
@@ -176,7 +180,7 @@ def _attempt(name: str, function: RewardFunction, problem: Problem, *arguments: 
     returns_list = getattr(function, "compares_group", False) or getattr(function, "judges_steps", False)
     try:
         value = function(problem, *arguments)
-        return list(value) if returns_list else value
+        return list(value) if returns_list and isinstance(value, Iterable) else value
     except KeyboardInterrupt:
         raise
     except Exception as error:  # one completion should not end the run
@@ -190,7 +194,8 @@ def _attempt(name: str, function: RewardFunction, problem: Problem, *arguments: 
 
 def failure_of(name: str, error: BaseException) -> Failure:
     """Return the Failure of a reward that raised `error`, with the line of the user's code."""
-    last_line, begin = traceback.format_exception_only(error)[-1].strip(), f"reward {name} raised"
+    last_line = " ".join(traceback.format_exception_only(error)[-1].split())
+    begin = f"reward {name} raised"
     return Failure(f"{begin} {type(error).__name__}", f"{begin} {last_line}{raised_at(error)}")
 
 
@@ -217,7 +222,8 @@ def _number(name: str, value: Any, grade: Grade) -> float | Failure:
             number = float(value)
     if math.isinf(number) or (math.isnan(number) and grade.verdict is not Verdict.UNSCORABLE):
         begin = f"reward {name} returned"
-        return Failure(f"{begin} no finite number", f"{begin} {value!r:.100}, where a finite number is expected")
+        message = f"{begin} {value!r:.100}, where a finite number is expected"
+        return Failure(f"{begin} no finite number", message, is_nan=math.isnan(number))
     if abs(number) > MAX_REWARD:
         kind = f"reward {name} is too large"
         return Failure(kind, f"{kind}: {number:g}; the statistics of a group overflow above {MAX_REWARD:g}")

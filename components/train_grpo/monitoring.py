@@ -41,6 +41,8 @@ _ENOUGH_ENDED = 0.1
 """Share of completions that end, from which on their share of right answers tells something."""
 _RARELY_RIGHT = 0.1
 """Share of right answers among the completions that end, below which a higher token limit would not help."""
+_DIVERGED_KL = 1.0
+"""Nats per token; KL divergence from the reference above which the policy has probably been destroyed."""
 _COLUMNS_SHOWN = {
     "mean reward": "reward",
     "accuracy": "accuracy",
@@ -207,6 +209,9 @@ def _equal_rewards(config: TrainGRPOConfig, rows: Sequence[Row]) -> str:
     means = {name: mean for name, mean in pairs if mean is not None}
     shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items())
     advice = _what_to_change(config, {**means, "right": means.get("accuracy", 0.0)})
+    kl = column_mean(rows, "kl")
+    if kl is not None and kl > _DIVERGED_KL:
+        advice = f"The KL divergence is {kl:.3g}: train_grpo.learning_rate is probably too high. Otherwise: {advice}"
     return f"the rewards of each group were all equal ({shown}). {advice}"
 
 

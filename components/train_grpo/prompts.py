@@ -156,7 +156,5 @@ def _shares(weights: Mapping[str, float], sources: Iterable[str]) -> dict[str, F
             f"train_grpo.prompts.source_weights: there are weights for {', '.join(sorted(weights))}, but problems from "
             f"{', '.join(sorted(sources))}; give each of these sources a weight (0 leaves it out), and no other"
         )
-    if not any(weights.values()):
-        raise PipelineError(f"train_grpo.prompts.source_weights: {dict(weights)}: at least one must be above 0")
     exact = {source: Fraction(str(weights[source])) for source in sorted(weights) if weights[source]}
     return {source: weight / sum(exact.values()) for source, weight in exact.items()}

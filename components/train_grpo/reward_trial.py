@@ -34,23 +34,27 @@ _PROBLEM = Problem(
 
 
 def _failure(name: str, function: RewardFunction, problem: Problem) -> str | None:
-    """Return how a reward fails for a right and a wrong completion, the first failure; None if it scores both."""
+    """Return how a reward fails for a right and a wrong completion, the first failure; None if it scores both.
+
+    It may return NaN, for no reward, for the wrong one, which has no answer.
+    """
     from components.policy.packing import TokenSequence  # torch, which takes seconds
     from components.rollout.sampler import Completion
     from components.train_grpo.scoring import ScoredCompletion
 
     scored_G = []
-    for text, verdict, reason in (
-        (problem.solution or f"#### {problem.answer}", Verdict.RIGHT, Reason.SAME_NUMBER),
-        ("#### no idea", Verdict.WRONG, Reason.OTHER_NUMBER),
+    for texts, verdict, reason in (
+        (("Let me see.\n", problem.solution or f"#### {problem.answer}"), Verdict.RIGHT, Reason.SAME_NUMBER),
+        (("Let me see.\n", "Hm.\n", "#### no idea"), Verdict.WRONG, Reason.OTHER_NUMBER),
     ):
-        completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text=text, finished=True)
+        completion = Completion(TokenSequence((0,), (0,)), logprobs=(0.0,), text="".join(texts), finished=True)
         grade = Grade(verdict, problem.answer if verdict is Verdict.RIGHT else "no idea", reason)
-        scored_G.append(ScoredCompletion(completion, grade, (Step(1, outcome(grade), text),), {}))
+        scored_G.append(ScoredCompletion(completion, grade, tuple(Step(1, outcome(grade), each) for each in texts), {}))
     calls = calls_for(name, function, problem, scored_G) if is_slow(function) else []
     answers = iter(Answers().get(calls, _LIMITS))
     values_G = values_of(name, function, problem, scored_G, answers, deadline_s=_LIMITS.deadline_s)
-    return next((value.message for value in values_G if isinstance(value, Failure)), None)
+    failures = [each for each in values_G if isinstance(each, Failure) and (each is values_G[0] or not each.is_nan)]
+    return failures[0].message if failures else None
 
 
 def _trial_errors(

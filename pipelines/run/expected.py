@@ -9,7 +9,7 @@ from components.shared.config import Config
 from components.shared.lineage import Fingerprint, differences, fingerprint
 from components.shared.results import Record, Result, damage, external_change, read_record
 from components.shared.stage import WORK, Stage
-from components.shared.work import is_in_use, last_step, work_folder
+from components.shared.work import fingerprint_in, is_in_use, last_step, work_folder
 from pipelines.run.history import Run
 from pipelines.run.stages import load_stage
 
@@ -52,13 +52,12 @@ def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -
     Outputs may be reused from any run. The runs in `like` have the same params file, the latest first: durations come
     from them, reasons also from runs whose outputs they reused.
     """
-    comparable = {run.name for run in like} | {stage.reused_from for run in like for stage in run.stages.values()}
     fresh = STAGES[STAGES.index(fresh_from) :] if fresh_from else ()
     reused: dict[str, Result] = {}  # `_expected` adds to it
     expected = []
     for name in STAGES:
         config = getattr(params, name)
-        expectation = _expected(load_stage(name), config, reused, comparable, is_fresh=name in fresh)
+        expectation = _expected(load_stage(name), config, reused, like, is_fresh=name in fresh)
         durations = [run.stages[name].seconds for run in like if name in run.stages]
         latest_s = next((seconds for seconds in durations if seconds is not None), None)
         expected.append(replace(expectation, seconds=latest_s, num_steps=getattr(config, "num_steps", None)))
@@ -66,9 +65,10 @@ def expectations(params: Params, like: Sequence[Run], *, fresh_from: str = "") -
 
 
 def _expected(
-    stage: Stage, config: Config, reused: dict[str, Result], comparable: Collection[str | None], *, is_fresh: bool
+    stage: Stage, config: Config, reused: dict[str, Result], like: Sequence[Run], *, is_fresh: bool
 ) -> Expectation:
     """Return the expectation of one stage; if it reuses a result, add this to `reused`, the results by stage."""
+    comparable = {run.name for run in like} | {each.reused_from for run in like for each in run.stages.values()}
     sources = {name: source.split("/") for name, source in stage.inputs.items()}  # its stage, and the output there
     inputs = {name: reused[maker].digests[output] for name, (maker, output) in sources.items() if maker in reused}
     computed_before = dict.fromkeys(maker for maker, _ in sources.values() if maker not in reused)
@@ -86,10 +86,20 @@ def _expected(
                 reused[stage.name] = result
                 return Expectation(stage.name, result.run, "")
             reason = reason or defect
-        reason = reason or _difference(stage, work, comparable)
+        reason = reason or _unused(stage, work, like) or _difference(stage, work, comparable)
     folder = work_folder(WORK, stage.name, work)
     can_resume = not computed_before and folder.is_dir() and not is_in_use(folder)
     return Expectation(stage.name, None, reason, step=last_step(folder) if can_resume else None)
+
+
+def _unused(stage: Stage, work: Fingerprint, like: Sequence[Run]) -> str:
+    """Return how work differs from what the latest run left unfinished in the stage; empty if it does not."""
+    unfinished = like[0].unfinished if like else None
+    if unfinished is None or unfinished.name != stage.name or unfinished.work is None:
+        return ""
+    step, before = last_step(unfinished.work), fingerprint_in(unfinished.work)
+    difference = differences(stage.name, before, work) if step is not None else ""
+    return f"step {step} of {like[0].name} is not used: {difference}" if difference else ""
 
 
 def _difference(stage: Stage, work: Fingerprint, comparable: Collection[str | None]) -> str:

@@ -124,8 +124,8 @@ def _check(path: Path, settings: Sequence[str], params: Params, patch: str) -> l
         problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
     has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
     full_disk = short_of_disk(params, history.OUTPUTS) if has_base else None
-    is_set = {setting.partition("=")[0] for setting in settings}
-    problems = [f"--set {line}" if line.partition(": ")[0] in is_set else with_place(path, line) for line in problems]
+    is_set = [setting.partition("=")[0] for setting in settings]
+    problems = [with_place(path, line, is_set) for line in problems]
     if full_disk and not records("train_sft"):  # outputs that are reused take no space
         problems.append(full_disk)
     raise_all(problems)
@@ -195,7 +195,8 @@ def _end_of(folder: Path, params: Params, *, fails_again: bool = False) -> str:
             end += f", step {step} of {getattr(params, stage.name).num_steps} is saved"
     resume = f"resume with: grpo-pipeline run --resume {folder.name}"
     if fails_again:  # with the same params
-        return f"{end}; once the cause is corrected, {resume}, and --set KEY=VALUE for each key to change"
+        settings = "--set KEY=VALUE for each key to change; a key that changes the result makes its stage start anew"
+        return f"{end}; once the cause is corrected, {resume}, and {settings}"
     return f"{end}; {resume}"
 
 

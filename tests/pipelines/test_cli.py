@@ -69,13 +69,19 @@ def test_what_is_missing_is_known_before_the_first_stage(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "own.yaml").write_text(f"extends: {SMOKE}\nreport: {{gate: {{target: [gsm8k]}}}}\n", encoding="utf-8")
     faults = {"own.yaml": "is not a folder", "/proc/no": "cannot be made", ".": "contains something other"}
-    command = ["run", "--params=own.yaml", "--set=train_sft.model.base=./nowhere"]
+    command = [
+        "run",
+        "--params=own.yaml",
+        "--set=train_sft.model.base=./nowhere",
+        "--set=train_grpo.validation.patience=1",
+    ]
     for (place, fault), options in zip(faults.items(), ([], ["--dry-run"], []), strict=True):
         error = program(*command, f"--set=register.registry={place}", *options, code=2).error
         assert "\n--set train_sft.model.base: ./nowhere: no such folder\n" in error
+        assert "\n--set train_grpo.validation: no source has dev problems" in error
         assert fault in error.partition("register.registry: ")[2]
         assert '\nown.yaml:2: report.gate.target: no test problem comes from "gsm8k"; sources with' in error
-        assert (error.find("error: 3 problems to correct before this run can start\n"), error.count("\n")) == (0, 4)
+        assert (error.find("error: 4 problems to correct before this run can start\n"), error.count("\n")) == (0, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
 
 

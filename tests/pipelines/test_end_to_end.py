@@ -139,6 +139,8 @@ def test_ctrl_c_leaves_a_checkpoint_of_what_was_trained(tmp_path: Path) -> None:
     assert expected[0] == f"[1/7] prepare_data  unchanged: from {name[1]}"
     resumes = f"resumes after step {step} of 100000"
     assert expected[2] == f"[3/7] train_sft     runs: no earlier run of this params file has finished it; {resumes}"
+    dropped = project.pipeline("run", "--resume", name[1], "--set=train_sft.num_steps=9", "--dry-run").printed
+    assert f"step {step} of {name[1]} is not used: train_sft.num_steps: 100000 -> 9" in dropped
 
 
 @pytest.mark.long(minutes=8)

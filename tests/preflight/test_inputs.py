@@ -125,6 +125,18 @@ def test_sources_and_limits_decide_what_contradicts(values: Values, changes: Val
     assert contradictions(_put(values, changes)) == lines
 
 
+def test_settings_without_effect_are_named(values: Values) -> None:
+    """A limit or patience that needs more steps, and a schedule that ends where it begins."""
+    values["train_grpo"] |= {"schedule": "cosine", "final_learning_rate_fraction": 0.5, "warmup_steps": 0}
+    values["train_grpo"]["limits"] = {"min_entropy": 0.1, "over_steps": 2}
+    values["train_grpo"]["validation"] = {"every_steps": 1, "patience": 1}
+    assert advisories(Params.model_validate(values)) == []
+    lines = advisories(_put(values, {"train_grpo.num_steps": 2, "train_grpo.final_learning_rate_fraction": 1.0}))
+    assert [line.partition(":")[0] for line in lines] == [
+        f"train_grpo.{k}" for k in ("limits", "validation", "schedule")
+    ]
+
+
 def test_enforced_gate_without_power_is_refused_and_another_one_doubted(values: Values, tmp_path: Path) -> None:
     """By the problems in the files where they are at hand, else by those that were published."""
     files = {"train": "train.jsonl", "test": "test.jsonl"}
@@ -176,25 +188,28 @@ def test_everything_that_a_run_lacks_is_named_at_once(
 
 
 def test_rewards_are_called_once_before_the_first_stage(values: Values) -> None:
-    """Where the run trains here: what raises, or returns no number, is named with what it did; so is a judge."""
+    """Here: what raises, or returns no number, is named, as is a judge; NaN is right if there is no answer."""
     Path("my_rewards.py").write_text(
         "from components.train_grpo.rewards import group_reward, step_reward\n"
-        "def raises(problem, completion, grade):\n    return problem.no_such_field\n"
+        "def raises(problem, completion, grade):\n    raise ValueError('two\\nlines')\n"
         "async def text(problem, completion, grade):\n    return 'good'\n"
         "@group_reward\ndef one(problem, completions, grades):\n    return [1.0]\n"
         "@step_reward\ndef fine(problem, steps, grade):\n    return [len(step) for step in steps]\n"
+        "@step_reward\ndef few(problem, steps, grade):\n    return [1.0, 1.0]\n"
+        "def digits(problem, completion, grade):\n    return 1.0 if grade.verdict == 'right' else float('nan')\n"
     )
-    names = [f"my_rewards:{name}" for name in ("raises", "text", "one", "fine")]
+    names = [f"my_rewards:{name}" for name in ("raises", "text", "one", "fine", "few", "digits")]
     judge = {"base_url": "http://127.0.0.1:9/v1", "model": "judge"}
     weights = dict.fromkeys([*names, "judge"], 1.0)
     params = _put(values, {"train_grpo.reward": {"weights": weights, "judge": judge, "supervision": "process"}})
-    one, raises, text, asked = unusable_rewards(params, trained_here=True)
+    few, one, raises, text, asked = unusable_rewards(params, trained_here=True)
+    assert "2 for 3 steps" in few
     assert "1 for 2 completions" in one
-    assert "no_such_field" in raises
+    assert "raised ValueError: two lines (my_rewards.py, line 3)" in raises
     assert "my_rewards:text: reward my_rewards:text raised ValueError" in text
     assert asked.startswith("train_grpo.reward.judge: ")
     assert unusable_rewards(params, trained_here=False) == []
-    assert "fine rewards each" in unusable_rewards(_put(values, {"train_grpo.reward.supervision": "outcome"}))[0]
+    assert "few rewards each" in unusable_rewards(_put(values, {"train_grpo.reward.supervision": "outcome"}))[0]
     for key, section in {"teacher": {"base": "x", "server": "http://x:8000/v1"}, "reward.judge": judge}.items():
         params = _put(values, {f"train_grpo.{key}": {**section, "key_variable": "NOT_SET"}})
         (line,) = unusable_rewards(params, trained_here=False)

@@ -1,8 +1,10 @@
 """Checkpoints in the registry, pushed from a folder of unfinished work as a training leaves it."""
 
+import errno
 import random
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -155,11 +157,14 @@ def test_a_damaged_checkpoint_is_named_and_not_delivered(tmp_path: Path, capsys:
 
 
 def test_what_could_not_be_pushed_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says why, and the next checkpoint is pushed all the same."""
+    """It says why and, of a full disk, where; the next checkpoint is pushed all the same."""
     (tmp_path / "registry-storage").write_text("not a folder")
     _publish(tmp_path, 10)
     assert f"warning: {RUN}@step-10 could not be pushed to {tmp_path}/registry: " in capsys.readouterr().out
     (tmp_path / "registry-storage").unlink()
+    with patch("components.register.checkpoints._branch", side_effect=OSError(errno.ENOSPC, "full")):
+        _publish(tmp_path, 20)
+    assert f": {tmp_path}/work/{RUN}/publishing: no space left on device" in capsys.readouterr().out
     _publish(tmp_path, 20)
     assert _names(tmp_path) == [f"{RUN}@step-20"]
 

@@ -17,12 +17,7 @@ from components.shared.environment import JOURNAL_VARIABLE, RUN_NAME_VARIABLE, W
 from components.shared.errors import RetryableError
 from components.shared.lineage import Material
 from components.shared.stage import Stage, run
-from components.shared.work import NOT_RESUMED
 from tests.lineages import made
-
-
-def _not_resumed(folder: Path) -> str:
-    return f"train: unfinished work is not resumed; why: {folder}/live/not_resumed.txt\n"
 
 
 class _TrainConfig(Config):
@@ -187,21 +182,20 @@ def test_a_run_waits_for_another_of_the_same_work(training: _Training, monkeypat
 
 
 def test_other_unfinished_work_is_described(training: _Training, capsys: _Output, monkeypatch: _Patch) -> None:
-    """One short line, and in a file the folder, its step, and how it differs; work on other data is not mentioned."""
+    """Its step, how it differs, and its folder; work on other data is not mentioned."""
     other = training.fail()
     monkeypatch.setattr(lineage, "stage_files", lambda stage: {"train_grpo/loss.py": "another", "new.py": "new"})
-    folder = training.fail(seed=1)
-    assert capsys.readouterr().out == _not_resumed(folder)
+    training.fail(seed=1)
     difference = "train.seed: 0 -> 1; changed code: components/new.py, components/train_grpo/loss.py"
-    first, advice = (folder / NOT_RESUMED).read_text().splitlines()
-    assert first == f"{other}: step 40: {difference}"
-    assert "to discard it, delete its folder." in advice
+    assert capsys.readouterr().out == f"train: step 40 of a run is not resumed: {difference}; its folder: {other}\n"
     (training.folder / "source/text.txt").write_text("TEXT")
     training.run()
     assert capsys.readouterr().out == ""
 
 
-def test_unfinished_work_of_another_name_is_not_mentioned(training: _Training, monkeypatch: _Patch) -> None:
+def test_unfinished_work_of_another_name_is_not_mentioned(
+    training: _Training, capsys: _Output, monkeypatch: _Patch
+) -> None:
     """The name is that without its time, in front or behind; but Kubeflow gives every run another name."""
     first = "20261126T014055Z-smoke"
     names = {first: False, "20261127T120000Z-smoke": True, "smoke-20261127T130000Z": True, "20261127T12Z-large": False}
@@ -209,11 +203,12 @@ def test_unfinished_work_of_another_name_is_not_mentioned(training: _Training, m
         journal = training.folder / name / "journal.jsonl"
         journal.parent.mkdir()
         monkeypatch.setenv(JOURNAL_VARIABLE, str(journal))
-        file = training.fail(seed=number) / NOT_RESUMED
-        assert (f"(run {first}): step 40: " in file.read_text()) if is_described else not file.exists()
+        training.fail(seed=number)
+        assert (f"step 40 of {first} is not resumed" in capsys.readouterr().out) == is_described
     monkeypatch.delenv(JOURNAL_VARIABLE)
     monkeypatch.setenv(RUN_NAME_VARIABLE, "Clone of Run of grpo (1a2b3)")
-    assert f"(run {first}): step 40: " in (training.fail(seed=9) / NOT_RESUMED).read_text()
+    training.fail(seed=9)
+    assert f"step 40 of {first} is not resumed" in capsys.readouterr().out
 
 
 def test_work_that_is_in_use_or_resumed_is_not_listed(training: _Training, capsys: _Output) -> None:

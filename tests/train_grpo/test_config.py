@@ -43,6 +43,7 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way() -> None:
         ({"reward__weights": {"overlong": 1}}, r"weights\.overlong and overlong_buffer_tokens go together"),
         ({"reward__model": {"initial_rollouts": 0}}, "needs initial_rollouts to learn from"),
         ({"reward__supervision": "process"}, r"process needs weights\.reward_model, or a custom reward"),
+        ({"prompts__source_weights": {"sums": 0}}, "one of source_weights must be above 0"),
         ({"warmup_steps": 3}, "warmup_steps must be smaller than num_steps"),
         ({"profile_steps": [1, 4]}, "profile_steps has steps above num_steps"),
         ({**STALE, "sampler__max_staleness": 3}, "max_staleness must be smaller than num_steps"),

@@ -64,18 +64,11 @@ def test_shares_of_sources_are_exact_over_time(weights: tuple[int, int, int], co
             assert total % sum(weights) or by_source[source] * sum(weights) == weight * total
 
 
-@pytest.mark.parametrize(
-    ("weights", "named"),
-    [
-        ({"gsm8k": 1.0, "maths": 1.0}, "weights for gsm8k, maths, but problems from gsm8k, math"),
-        ({"gsm8k": 0.0, "math": 0.0}, "at least one must be above"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(weights: dict[str, float], named: str) -> None:
-    """Weights and problems name the same sources, and the weights make shares."""
-    with pytest.raises(PipelineError, match=named) as caught:
-        Prompts(_problems(gsm8k=2, math=2), _config(**weights), seed=1)
-    assert "train_grpo.prompts.source_weights" in str(caught.value)
+def test_weights_that_do_not_fit_are_refused() -> None:
+    """Weights and problems name the same sources."""
+    named = r"prompts\.source_weights: there are weights for gsm8k, maths, but problems from gsm8k, math"
+    with pytest.raises(PipelineError, match=named):
+        Prompts(_problems(gsm8k=2, math=2), _config(gsm8k=1.0, maths=1.0), seed=1)
     prompts = Prompts(_problems(a=2, b=90), _config(a=3, b=1), seed=1)  # no batch could keep the weights
     with pytest.raises(PipelineError, match="6 of prompts_per_step = 8 have to come from `a`, which has only 2"):
         prompts.next_batch(8)

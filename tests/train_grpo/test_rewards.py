@@ -95,20 +95,17 @@ def test_format_is_reasoning_and_an_answer_where_the_prompt_asks_for_it(
         assert {answer_format(PROBLEM, response, grade(verdict), model=model) for verdict in Verdict} == {value}
 
 
-@pytest.mark.parametrize(
-    ("extracted", "prompt", "text", "expected"),
-    [
+def test_the_place_of_code_is_a_block() -> None:
+    """Where the answer is unit tests, code that the grader could run is in the format, after a thought if asked for."""
+    for extracted, prompt, text, expected in (
         ("print(1)", PLAIN, "#### 2", 1.0),
         (None, PLAIN, "#### 2", 0.0),
         ("print(1)", THINKING, "<think>f</think>code", 1.0),
         ("print(1)", THINKING, "code", 0.0),
-    ],
-)
-def test_the_place_of_code_is_a_block(extracted: str | None, prompt: str, text: str, expected: float) -> None:
-    """Where the answer is unit tests, code that the grader could run is in the format, after a thought if asked for."""
-    problem, model = tiny.problem(0, answer="assert f(1) == 2"), ModelConfig(base="scratch:tiny", prompt=prompt)
-    result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
-    assert answer_format(problem, completion(text=text), result, model=model) == expected
+    ):
+        problem, model = tiny.problem(0, answer="assert f(1) == 2"), ModelConfig(base="scratch:tiny", prompt=prompt)
+        result = Grade(Verdict.WRONG, extracted, Reason.FAILED_TESTS, tests_passed=0.0)
+        assert answer_format(problem, completion(text=text), result, model=model) == expected
 
 
 def test_overlong_falls_linearly_over_the_last_tokens() -> None:
@@ -118,19 +115,16 @@ def test_overlong_falls_linearly_over_the_last_tokens() -> None:
     assert values == [0, -0.25, -0.5, -1]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "verdicts", "expected"),
-    [
+def test_length_by_hand() -> None:
+    """Short right answers gain, long ones lose, wrong ones never gain; an unscorable one does not count."""
+    for lengths, verdicts, expected in (
         ([10, 20, 30], "rrr", [0.5, 0.0, -0.5]),
         ([10, 20, 30, 25], "wrww", [0.0, 0.0, -0.5, -0.25]),
         ([7, 7, 7], "rwr", [0.0, 0.0, 0.0]),
         ([1000, 20, 30], "urw", [NAN, 0.5, -0.5]),
-    ],
-)
-def test_length_by_hand(lengths: list[int], verdicts: str, expected: list[float]) -> None:
-    """Short right answers gain, long ones lose, wrong ones never gain; an unscorable one does not count."""
-    grades = [grade({each[0]: each for each in Verdict}[letter]) for letter in verdicts]
-    assert length(PROBLEM, [completion(each) for each in lengths], grades) == pytest.approx(expected, nan_ok=True)
+    ):
+        grades = [grade({each[0]: each for each in Verdict}[letter]) for letter in verdicts]
+        assert length(PROBLEM, [completion(each) for each in lengths], grades) == pytest.approx(expected, nan_ok=True)
 
 
 def test_unit_tests_need_a_sandbox_to_run_code_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +226,7 @@ def test_scalars_of_any_library_are_rewards(value: Any) -> None:
         ([-1e16], None, "is too large: -1e+16"),
         ([[1.0]], [3], "returned a wrong number of values: 1 for 3 steps"),
         ([1.0, 2.0], None, "returned a wrong number of values: 2 for 1 completions"),
-        (1.0, None, "returned a wrong number of values: 1 for 1 completions"),
+        (1.0, None, "returned 1.0, where a list of numbers is expected"),
     ],
 )
 def test_what_is_no_finite_number_for_each_completion_is_a_failure(

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 
 from components.policy.checkpoint import save
 from components.shared import jsonl
+from components.shared.config import without_operational
 from components.shared.errors import PipelineError
 from components.shared.problem import Split
 from components.train_grpo.records import History
 from components.train_grpo.trainer import Trainer
-from components.train_grpo.validation import best_validation, early_stop
+from components.train_grpo.validation import EarlyStop, best_validation, early_stop
 from tests import tiny
 from tests.train_grpo.groups import SHORTNESS
 from tests.train_grpo.runs import rows, run
@@ -48,26 +49,20 @@ def test_the_best_is_the_first_with_the_highest_accuracy() -> None:
     assert best_validation(_measured(0.9, 0.3, 0.5, 0.5, 0.4)) == {"step": 2, "accuracy": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "patience", "stops"),
-    [
-        ((0.9, 0.3, 0.5, 0.5, 0.4), 2, True),
-        ((0.9, 0.3, 0.5, 0.5, 0.4), 3, False),
-        ((0.9, 0.3, 0.5, 0.4, 0.6), 2, False),
-        ((0.9, 0.3, 0.5, 0.4, 0.3), None, False),
-        ((0.9,), 1, False),
-    ],
-)
-def test_training_stops_when_patience_is_exhausted(
-    accuracies: tuple[float, ...], patience: int | None, stops: bool
-) -> None:
+def test_training_stops_when_patience_is_exhausted() -> None:
     """An equal accuracy is no better one; the reference does not count."""
-    config = grpo_config(validation={"every_steps": 1, "patience": patience})
-    stop = early_stop(config, History(validation=_measured(*accuracies)))
-    assert (stop is not None) == stops
-    if stop:
-        assert not stop.fails
-        assert stop.reason.startswith("2 validations without a better accuracy than the 50.0\u202f% of step 2")
+
+    def stop(*accuracies: float, patience: int | None) -> EarlyStop | None:
+        config = grpo_config(validation={"every_steps": 1, "patience": patience})
+        return early_stop(config, History(validation=_measured(*accuracies)))
+
+    assert stop(0.9, 0.3, 0.5, 0.5, 0.4, patience=3) is None
+    assert stop(0.9, 0.3, 0.5, 0.4, 0.6, patience=2) is None
+    assert stop(0.9, 0.3, 0.5, 0.4, 0.3, patience=None) is stop(0.9, patience=1) is None
+    stopped = stop(0.9, 0.3, 0.5, 0.5, 0.4, patience=2)
+    assert stopped
+    assert not stopped.fails
+    assert stopped.reason.startswith("2 validations without a better accuracy than the 50.0\u202f% of step 2")
 
 
 FIGURES = {"kl": 0.1, "entropy": 1.0, "completion_length_tokens": 10.0, "truncated_fraction": 0.0}
@@ -85,8 +80,11 @@ FIGURES = {"kl": 0.1, "entropy": 1.0, "completion_length_tokens": 10.0, "truncat
 def test_training_stops_at_a_limit_on_the_mean_of_the_last_steps(
     limit: str, value: float, column: str, measured: list[float], reason: str
 ) -> None:
-    """With the best policy before as the result; without one it fails. One step beyond a limit is not enough."""
-    config = grpo_config(**EVERY_STEP, limits={limit: value, "over_steps": 2})
+    """With the best policy before as the result; otherwise it fails, and can resume with another limit."""
+    limits = {"limits": {limit: value, "over_steps": 2}}
+    config = grpo_config(**EVERY_STEP, **limits)
+    assert "limits" in without_operational(config)
+    assert "limits" not in without_operational(grpo_config(**limits))
     curves: list[dict[str, float | None]] = [{**FIGURES, column: each} for each in measured]
     for steps in (curves[:2], curves[2:]):
         assert early_stop(config, History(steps, validation=_measured(0.0, 0.1))) is None
