@@ -278,6 +278,7 @@ def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[
     [
         ("own:NeedsSize", {"size": 10}, "memory_gib: 4 GiB do not suffice for one environment; set", False),
         ("own:NeedsSize", {"size": 200}, ".*: making one: its process ended with exit code 4; set a", False),
+        ("own:NeedsSize", {"size": -1}, ".*: making one: gave no answer within 2 s; set a larger timeout_s if", False),
         ("own_exit:Any", {}, "environment: .*: the process that imports it ended with exit code", False),
         ("own:NeedsFile", {}, ".* raised FileNotFoundError", True),
         ("own_missing:Any", {}, r".* cannot be imported \(ModuleNotFoundError", True),
@@ -285,6 +286,6 @@ def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[
 )
 def test_a_failed_trial_is_named(name: str, arguments: dict[str, object], message: str, is_here_alone: bool) -> None:
     """But for a missing file or package, which the machine or the image of the training may have."""
-    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments)
+    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments, timeout_s=2.0)
     assert re.match(rf"train_sft\.model\.tools\.{message}", str(environment_error(config, used_here=True)))
     assert (environment_error(config, used_here=False) is None) == is_here_alone
