@@ -67,7 +67,18 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
             except PipelineError as error:
                 missing = f"{model}: no folder, and no version in the registry ({error}); accepted: {_ACCEPTED}"
                 raise type(error)(missing) from None
-            yield folder
+            with errors_about(folder, model):
+                yield folder
+
+
+@contextmanager
+def errors_about(copy: Path, original: str) -> Iterator[None]:
+    """Let errors in the block name the file or model of the user instead of its temporary copy."""
+    try:
+        yield
+    except PipelineError as error:
+        error.args = (str(error).replace(str(copy), original),)
+        raise
 
 
 def problems_of(model: str) -> Path | None:

@@ -86,6 +86,9 @@ def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, s
     expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
     # In tokens: this tokenizer has no way back for characters it does not know.
     assert asked.prompt_ids("1+1?") == asked.encode(expected)
+    long = _config("gsm8k-chat", system_prompt="Be brief. " * 999)
+    with pytest.raises(PipelineError, match="name a protocol with shorter prompts, or a model that reads more tokens"):
+        load_for_protocol(model, long, read_questions(long, problems))
     refusal = "{{ raise_exception('System role not supported') }}"  # some take no system prompt
     model = saved(tmp_path / "refusing", tiny.checkpoint(), chat_template=refusal)
     with pytest.raises(PipelineError, match=r"its chat template cannot be used \(System role not supported\)"):
