@@ -17,9 +17,11 @@ from typing import Any
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE, fetch_weights, require_model_folder, weights_folder
-from pipelines.run.history import OUTPUTS, read_run
+from pipelines.run.history import OUTPUTS, read_run, resolve
 
 _HUB_ID = re.compile(r"\w[\w.-]+/[\w.-]+")
+_RUN = re.compile(r"\d{8}T")
+"""Beginning of the names of runs, which are their times."""
 _PRIVATE = shutil.ignore_patterns(lineage.FILE_NAME)
 """Files that are not pushed: the lineage names people and machines, and the card says what others need to know."""
 _CPU_CACHE_BYTES = 2**30
@@ -89,9 +91,11 @@ def problems_of(model: str) -> Path | None:
 
 
 def _path_of(model: str) -> Path:
-    """Return the folder of the run with this name; without such a run, `model` as a path, which may not exist."""
+    """Return the folder of the run with this name or time; else `model` as a path, which may not exist."""
     run = OUTPUTS / "runs" / model
-    return run if run.is_dir() else Path(model)
+    if run.is_dir():
+        return run
+    return resolve(model).folder if _RUN.match(model) and not Path(model).exists() else Path(model)
 
 
 def _policy_of(folder: Path) -> Path | None:
