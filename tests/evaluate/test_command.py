@@ -32,8 +32,7 @@ def data(tmp_path: Path) -> Path:
     rows = [{"question": each.question, "answer": each.solution} for each in tiny.PROBLEMS]
     jsonl.write_rows(folder / "gsm8k_test.jsonl", [*rows[:10], {"question": "Why?", "answer": "No number."}])
     jsonl.write_rows(folder / "gsm8k_train.jsonl", rows[10:])
-    jsonl.write_rows(folder / "MATH/test/wrong.jsonl", [{}])
-    jsonl.write_rows(folder / "wrong.jsonl", [{}])
+    jsonl.write_rows(folder / "MATH/test/1.jsonl", [{}])
     return folder
 
 
@@ -96,7 +95,7 @@ def test_problems_of_a_run_are_asked_as_in_training(
         (["{model}", "--protocol", "pipeline"], "give --data the folder `problems` that prepare_data has written"),
         (["org/name", "--protocol", "gsm8k-chat"], "org/name: neither a folder nor a model that can be fetched"),
         (["{model}", "--protocol", "gsm8k-8shot", "--examples", "none.jsonl"], "none.jsonl: no such file"),
-        (["{model}", "--protocol", "gsm8k-8shot", "--examples", "raw/wrong.jsonl"], "error: raw/wrong.jsonl:1: expec"),
+        (["{model}", "--protocol", "gsm8k-8shot", "--examples", "raw/MATH/test/1.jsonl"], "MATH/test/1.jsonl:1: expec"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(
