@@ -21,7 +21,7 @@ from components.shared.problem import Problem, Split, problems_file, read_proble
 from components.shared.progress import say
 from components.shared.stage import run
 from pipelines.tables import aligned
-from pipelines.use import model_folder, problems_of
+from pipelines.use import errors_about, model_folder, problems_of
 
 _RAW_FILES = Path("data/raw")
 _SOURCES: dict[Dataset, FileSource] = {
@@ -109,7 +109,8 @@ def _problems(protocol: Protocol, data: Path, examples: Path | None) -> Iterator
             shutil.copyfile(manifest, folder / manifest.name)
         if examples and protocol.num_shots:
             shutil.copyfile(examples, folder / EXAMPLES_FILE)
-        yield folder
+        with errors_about(folder, str(data)), errors_about(folder / EXAMPLES_FILE, str(examples)):
+            yield folder
 
 
 def _read_prepared(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
@@ -134,7 +135,10 @@ def _read_raw(protocol: Protocol, split: Split, data: Path) -> list[Problem]:
     for row in rows:
         if isinstance(row, MalformedRow):
             say(MODEL_STAGE.name, f"{data / row.file}:{row.line}: is left out: {row.reason}")
-    return [row for row in rows if isinstance(row, Problem)]
+    problems = [row for row in rows if isinstance(row, Problem)]
+    if not problems:
+        raise PipelineError(f"{data / str(_SOURCES[protocol.dataset].path(split))}: holds no problem")
+    return problems
 
 
 def _table(results: Mapping[str, Mapping[str, Any]]) -> str:

@@ -25,6 +25,7 @@ from components.register.component import register
 from components.report.component import report
 from components.shared.deployment import LONGEST_TRAINING_S, MOUNT, OPTIONAL_SECRET_KEYS, SECRET_KEYS
 from components.shared.environment import IMAGE_VARIABLE, RUN_ID_VARIABLE
+from components.shared.errors import PipelineError
 from components.train_grpo.component import train_grpo
 from components.train_sft.component import train_sft
 from components.validate_data.component import validate_data
@@ -167,6 +168,8 @@ def cluster_graph(params: Params) -> GraphComponent:
 
 def compile_graph(params: Path, output: Path) -> None:
     """Write the graph whose form opens with the values of a params file, and print where it is."""
+    if output.suffix not in (".yaml", ".yml") or output.is_dir():
+        raise PipelineError(f"--output {output}: should be a file whose name ends in .yaml")
     write(output, load_params(params))
     print(output)
 

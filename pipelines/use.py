@@ -17,9 +17,11 @@ from typing import Any
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError
 from components.shared.model import PIPELINE_FILE, fetch_weights, require_model_folder, weights_folder
-from pipelines.run.history import OUTPUTS, read_run
+from pipelines.run.history import OUTPUTS, read_run, resolve
 
 _HUB_ID = re.compile(r"\w[\w.-]+/[\w.-]+")
+_RUN = re.compile(r"\d{8}T")
+"""Beginning of the names of runs, which are their times."""
 _PRIVATE = shutil.ignore_patterns(lineage.FILE_NAME)
 """Files that are not pushed: the lineage names people and machines, and the card says what others need to know."""
 _CPU_CACHE_BYTES = 2**30
@@ -67,7 +69,18 @@ def model_folder(model: str, registry: str) -> Iterator[Path]:
             except PipelineError as error:
                 missing = f"{model}: no folder, and no version in the registry ({error}); accepted: {_ACCEPTED}"
                 raise type(error)(missing) from None
-            yield folder
+            with errors_about(folder, model):
+                yield folder
+
+
+@contextmanager
+def errors_about(copy: Path, original: str) -> Iterator[None]:
+    """Let errors in the block name the file or model of the user instead of its temporary copy."""
+    try:
+        yield
+    except PipelineError as error:
+        error.args = (str(error).replace(str(copy), original),)
+        raise
 
 
 def problems_of(model: str) -> Path | None:
@@ -78,9 +91,11 @@ def problems_of(model: str) -> Path | None:
 
 
 def _path_of(model: str) -> Path:
-    """Return the folder of the run with this name; without such a run, `model` as a path, which may not exist."""
+    """Return the folder of the run with this name or time; else `model` as a path, which may not exist."""
     run = OUTPUTS / "runs" / model
-    return run if run.is_dir() else Path(model)
+    if run.is_dir():
+        return run
+    return resolve(model).folder if _RUN.match(model) and not Path(model).exists() else Path(model)
 
 
 def _policy_of(folder: Path) -> Path | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from components.shared.config import Config
+from components.shared.deployment import KubernetesName
 from components.shared.images import GPU
 
 GPU_RESOURCE, GPU_TYPE_LABEL = "nvidia.com/gpu", "nvidia.com/gpu.product"
@@ -67,7 +68,7 @@ class ClusterConfig(Config):
     """Whether the cluster adds nodes for pods that fit no present one; preflight then asks for no node that fits."""
     queue: str | None = None
     """LocalQueue of Kueue; null to run without Kueue."""
-    volume: str = Field(default="grpo-pipeline", min_length=1)
+    volume: KubernetesName = "grpo-pipeline"
     """Claim of the volume that all pods share."""
     mount: str = Field(default="/work", pattern=r"^/.+")
     """Folder at which every pod has the volume."""

@@ -20,6 +20,7 @@ from components.workers.fork_server import PoolConfig
 from components.workers.pool import Failure, Pool, Session
 
 _MAX_WORKERS = 32
+_TRIAL_TURN = "The answer is 2."
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Environments(AbstractContextManager["Environments"]):
         if failure and failure.kind == "start":
             raise PipelineError(f"{key}: the process that imports it {failure.text}")
         if failure:
-            raise PipelineError(f"{key}: making one: {failure.text}; set a larger memory_gib if it needs more memory")
+            limit, need = ("timeout_s", "time") if failure.kind == "time" else ("memory_gib", "memory")
+            raise PipelineError(f"{key}: making one: {failure.text}; set a larger {limit} if it needs more {need}")
         if reply:
             text, is_unavailable_here = reply
             raise UnavailableHereError(text) if is_unavailable_here else PipelineError(text)
@@ -113,13 +115,20 @@ def _answer(reply: Any, failure: Failure | None) -> Answer:
     return Answer(Observation(done=True), "its worker process sent an invalid reply")
 
 
-def environment_error(config: ToolsConfig, *, used_here: bool) -> str | None:
-    """Return why an environment cannot be created in a worker process; None if it can.
+def environment_error(config: ToolsConfig, *, used_here: bool, problems: Sequence[Problem] = ()) -> str | None:
+    """Return why an environment cannot be created, or fails at the first turn of all `problems`; None if it works.
 
     A missing package, file or server counts only if the environment is `used_here`: on this machine, with this Python.
     """
     try:
-        Environments(config).close()
+        with Environments(config) as environments:
+            episodes = [environments.begin(each) for each in problems]
+            steps = [each.step(_TRIAL_TURN) for each in episodes]
+            failures = [step.result().failure for step in steps]
+            for each in episodes:
+                each.close()
+        if failures and all(failures):
+            return f"{KEY}.environment: {config.environment}: {failures[0]}, at a made-up turn of the first problems"
     except UnavailableHereError as error:
         return str(error) if used_here else None
     except PipelineError as error:

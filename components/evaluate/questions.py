@@ -126,13 +126,15 @@ def _with_changes(
     prompt_tokens = _max_prompt_tokens(changed, questions.problems)
     environment_tokens = changed.config.max_environment_tokens
     if limit is not None and prompt_tokens + config.max_new_tokens + environment_tokens > limit:
-        environment, keys = "", f"{_SECTION}.max_new_tokens"
+        environment, remedy = "", f"lower {_SECTION}.max_new_tokens"
         if environment_tokens:
             environment = f"what its environment answers {environment_tokens:,}, "
-            keys += f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns"
+            remedy += f", {_SECTION}.tools.max_observation_tokens or {_SECTION}.tools.max_turns"
+        if prompt_tokens >= limit:
+            remedy = "name a protocol with shorter prompts, or a model that reads more tokens"
         raise PipelineError(
             f"model {model}: reads {limit:,} tokens; a prompt of {config.protocol} has up to {prompt_tokens:,}, "
-            f"{environment}and its answer {config.max_new_tokens:,}: lower {keys}"
+            f"{environment}and its answer {config.max_new_tokens:,}: {remedy}"
         )
     return changed
 

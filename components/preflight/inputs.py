@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from components.environments.pool import environment_error
@@ -27,6 +28,8 @@ from components.train_sft.config import TrainSFTConfig
 Check = Callable[[], Any]
 
 BASE_MODEL = "train_sft.model.base"
+_NUM_TRIALS = 3
+"""Problems for which an environment is tried: it may reject some, such as those whose answer is not a number."""
 _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 
 
@@ -71,14 +74,18 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each environment that cannot be created; unless `trained_here`, only custom ones are tried."""
+    """Return a line for each environment that cannot be created or, if `trained_here`, fails for the first problems.
+
+    Unless `trained_here`, only custom environments are created.
+    """
     environments = {TOOLS: params.train_sft.model.tools}
     if params.evaluation_tools != environments[TOOLS]:
         environments["evaluate.tools"] = params.evaluation_tools
     lines = []
     for section, tools in environments.items():
         if tools is not None and (trained_here or is_custom(tools.environment)):
-            error = environment_error(tools, used_here=trained_here)
+            problems = list(islice(first_problems(params.prepare_data), _NUM_TRIALS)) if trained_here else []
+            error = environment_error(tools, used_here=trained_here, problems=problems)
             if error is not None:
                 lines.append(error.replace(TOOLS, section))
     return lines

@@ -161,7 +161,7 @@ class FileSource(Config):
         path = self.path(split) or Path()  # only a split that is not used has none, and nobody reads it
         if not (root / path).exists():
             raise PipelineError(
-                f"{path}: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP; for other datasets see "
+                f"{root / path}: no such file; `make data` fetches GSM8K, MATH-500 and SVAMP; for other datasets see "
                 "data/README.md"
             )
         if not (root / path).is_dir():

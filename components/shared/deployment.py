@@ -1,6 +1,9 @@
 """What a graph is compiled for: images, the shared volume and the secrets of a cluster."""
 
-from pydantic import Field
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from components.shared import images
 from components.shared.config import Config
@@ -36,21 +39,31 @@ OPTIONAL_SECRET_KEYS = {
 """Keys that a secret may have in addition."""
 
 
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", name):
+        raise ValueError("should be a name that Kubernetes accepts: lower-case letters, digits, `-` and `.`")
+    return name
+
+
+KubernetesName = Annotated[str, AfterValidator(_checked_name)]
+"""Name of an object in Kubernetes."""
+
+
 class SecretsConfig(Config):
     """Names of Kubernetes secrets. One with its default name may be missing, where it is not needed."""
 
-    git: str = Field("grpo-pipeline-git", min_length=1)
+    git: KubernetesName = "grpo-pipeline-git"
     """With git's credentials, as GIT_CONFIG_COUNT, GIT_CONFIG_KEY_0 and GIT_CONFIG_VALUE_0."""
-    hub: str = Field("grpo-pipeline-hub", min_length=1)
+    hub: KubernetesName = "grpo-pipeline-hub"
     """With HF_TOKEN, for gated models."""
-    judge: str = Field("grpo-pipeline-judge", min_length=1)
+    judge: KubernetesName = "grpo-pipeline-judge"
     """With JUDGE_API_KEY or OPENAI_API_KEY, for the reward `judge`."""
-    model_registry: str = Field("grpo-pipeline-model-registry", min_length=1)
+    model_registry: KubernetesName = "grpo-pipeline-model-registry"
     """With MODEL_REGISTRY_TOKEN, where the token of the service account is not enough."""
-    storage: str = Field("grpo-pipeline-storage", min_length=1)
+    storage: KubernetesName = "grpo-pipeline-storage"
     """With AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for DVC remotes; and where the server is not Amazon's with
     AWS_ENDPOINT_URL and AWS_REGION."""
-    tracking: str = Field("grpo-pipeline-tracking", min_length=1)
+    tracking: KubernetesName = "grpo-pipeline-tracking"
     """With WANDB_API_KEY and WANDB_BASE_URL, or MLFLOW_TRACKING_TOKEN, _USERNAME and _PASSWORD, for trackers."""
 
 
@@ -61,8 +74,8 @@ class DeploymentConfig(Config):
     """Image of every task that runs no model."""
     image_gpu: str = Field(images.GPU, min_length=1)
     """Image of every task and every pod that runs a model."""
-    image_pull_secret: str = Field("grpo-pipeline-images", min_length=1)
+    image_pull_secret: KubernetesName = "grpo-pipeline-images"
     """Secret with which nodes pull the images; need not exist where they need none."""
-    volume: str = Field("grpo-pipeline", min_length=1)
+    volume: KubernetesName = "grpo-pipeline"
     """Volume claim, ReadWriteMany, that every pod sees at /work."""
     secrets: SecretsConfig = SecretsConfig()

@@ -329,7 +329,7 @@ def differences(stage: str, before: Fingerprint | None, now: Fingerprint) -> str
     parts = [f"{name}: {old.get(name, ABSENT)} -> {new.get(name, ABSENT)}" for name in keys[:_NUM_LISTED]]
     if len(keys) > _NUM_LISTED:
         parts.append(f"{len(keys) - _NUM_LISTED} more keys")
-    parts += [f"the input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
+    parts += [f"changed input `{name}`" for name in _unequal(before["inputs"], now["inputs"])]
     if before["code"] != now["code"]:
         files = [f"components/{name}" for name in _unequal(before.get("files", {}), now.get("files", {}))]
         more = f" and {len(files) - _NUM_LISTED} more files" if len(files) > _NUM_LISTED else ""

@@ -59,6 +59,8 @@ class Kubeflow:
                 f"http://localhost:8080 after `{forward}`"
             )
         self.endpoint = (endpoint or _IN_CLUSTER).rstrip("/")
+        if "://" not in self.endpoint:
+            self.endpoint = f"https://{self.endpoint}"  # kfp does so, with a warning
         self._namespace = namespace
         self._token_file = token_file or (_POD_TOKEN if _POD_TOKEN.is_file() else None)
         self._ca_file = ca_file

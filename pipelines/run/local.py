@@ -120,15 +120,15 @@ def _check(path: Path, settings: Sequence[str], params: Params, patch: str) -> l
     """
     data_folder = None if params.prepare_data.repository else Path()
     problems = missing_here(params) + contradictions(params, data_folder)
-    if any(map(is_about_limits, problems)):
-        problems.append(f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model")
+    proposal = f"`grpo-pipeline limits --params {path}` proposes limits that fit the data and the model"
+    hint = proposal if any(map(is_about_limits, problems)) else ""
     has_base = not any("train_sft.model.base" in line for line in problems)  # otherwise its size is unknown
     full_disk = short_of_disk(params, history.OUTPUTS) if has_base else None
     is_set = [setting.partition("=")[0] for setting in settings]
     problems = [with_place(path, line, is_set) for line in problems]
     if full_disk and not records("train_sft"):  # outputs that are reused take no space
         problems.append(full_disk)
-    raise_all(problems)
+    raise_all(problems, hint)
     advice = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
     raise_all([f"{place}: {advice}" for place in find_secrets(patch)])
     warnings = (*advisories(params, data_folder), slow_here(params), full_disk, unused_gpu())

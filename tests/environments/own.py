@@ -172,6 +172,8 @@ class NeedsSize(Counting):
         super().__init__()
         if size == 0:
             raise ValueError("size is 0")
+        if size < 0:
+            time.sleep(1000)
         if size > 100:
             os._exit(4)
         range(size)

@@ -10,7 +10,6 @@ import pytest
 
 from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments, environment_error
-from components.environments.worker import TRIAL, EnvironmentService
 from components.shared.tools import ToolsConfig, environment_materials
 from tests import tiny
 from tests.grading.processes import children, is_gone, wait_until
@@ -217,12 +216,8 @@ def test_environments_are_closed_with_their_trajectories(tmp_path: Path) -> None
         wait_until(lambda: len(notes.read_text(encoding="utf-8").splitlines()) == 10)
         assert environments.begin(tiny.problem(11, question="fail")).step("a").result().failure
         wait_until(lambda: len(notes.read_text(encoding="utf-8").splitlines()) == 11)
-
-
-def test_an_environment_that_cannot_be_closed_costs_no_trajectory(tmp_path: Path) -> None:
-    """Its process is ended after a while."""
-    config = _config("Closing", num_workers=1, timeout_s=1.0, arguments={"file": str(tmp_path / "notes")})
-    with Environments(config) as environments:
+    # The process of one that cannot be closed is ended after a while, at no cost of other trajectories.
+    with Environments(_config("Closing", num_workers=1, timeout_s=1.0, arguments={"file": str(notes)})) as environments:
         hanging, *others = (environments.begin(tiny.PROBLEMS[0]) for _ in range(3))
         for future in [hanging.step("hang"), *(other.step("a") for other in others)]:
             future.result()
@@ -254,37 +249,25 @@ def test_steps_without_an_answer_fail_when_the_pool_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("none:Maze", {}, "environment: .* module tests.environments.none cannot be imported"),
-        ("own:Maze", {}, "environment: .* tests.environments.own has no class `Maze`"),
-        ("own:NoStep", {}, "environment: .* has no method `step`; an environment has"),
-        ("own:NeedsSize", {}, "arguments: missing a required argument: 'size'; accepted: size"),
-        ("own:Counting", {"rewrd": 1}, "arguments.rewrd: no such argument; accepted: reward"),
-        ("own:NeedsSize", {"size": 0}, r"arguments: .* made with them: raised ValueError: size is 0 \(own.py, line"),
-        ("own:StepWithoutText", {}, "environment: .* its method `step` has to take one argument, `text`"),
-    ],
-)
-def test_an_environment_that_cannot_be_made_is_named(name: str, arguments: dict[str, object], message: str) -> None:
-    """By its key, before anything is sampled."""
-    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments)
-    error, is_here_alone = EnvironmentService(config.model_dump(mode="json")).answer(None, TRIAL)
-    assert re.match(rf"train_sft\.model\.tools\.{message}", error)
-    assert not is_here_alone
-
-
-@pytest.mark.parametrize(
     ("name", "arguments", "message", "is_here_alone"),
     [
+        ("none:Maze", {}, "environment: .* module tests.environments.none cannot be imported", False),
+        ("own:Maze", {}, "environment: .* tests.environments.own has no class `Maze`", False),
+        ("own:NoStep", {}, "environment: .* has no method `step`; an environment has", False),
+        ("own:NeedsSize", {}, "arguments: missing a required argument: 'size'; accepted: size", False),
+        ("own:Counting", {"rewrd": 1}, "arguments.rewrd: no such argument; accepted: reward", False),
+        ("own:NeedsSize", {"size": 0}, r"arguments: .* made with them: raised ValueError: size is 0 \(own.py", False),
+        ("own:StepWithoutText", {}, "environment: .* its method `step` has to take one argument, `text`", False),
         ("own:NeedsSize", {"size": 10}, "memory_gib: 4 GiB do not suffice for one environment; set", False),
         ("own:NeedsSize", {"size": 200}, ".*: making one: its process ended with exit code 4; set a", False),
+        ("own:NeedsSize", {"size": -1}, ".*: making one: gave no answer within 2 s; set a larger timeout_s if", False),
         ("own_exit:Any", {}, "environment: .*: the process that imports it ended with exit code", False),
         ("own:NeedsFile", {}, ".* raised FileNotFoundError", True),
         ("own_missing:Any", {}, r".* cannot be imported \(ModuleNotFoundError", True),
     ],
 )
 def test_a_failed_trial_is_named(name: str, arguments: dict[str, object], message: str, is_here_alone: bool) -> None:
-    """But for a missing file or package, which the machine or the image of the training may have."""
-    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments)
+    """By its key; but for a missing file or package, which the machine or the image of the training may have."""
+    config = ToolsConfig(environment=f"tests.environments.{name}", arguments=arguments, timeout_s=2.0)
     assert re.match(rf"train_sft\.model\.tools\.{message}", str(environment_error(config, used_here=True)))
     assert (environment_error(config, used_here=False) is None) == is_here_alone

@@ -28,10 +28,11 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def data(tmp_path: Path) -> Path:
     """Raw files in GSM8K's form, with a row that cannot be used."""
     folder = tmp_path / "raw"
-    folder.mkdir()
+    (folder / "MATH/test").mkdir(parents=True)
     rows = [{"question": each.question, "answer": each.solution} for each in tiny.PROBLEMS]
     jsonl.write_rows(folder / "gsm8k_test.jsonl", [*rows[:10], {"question": "Why?", "answer": "No number."}])
     jsonl.write_rows(folder / "gsm8k_train.jsonl", rows[10:])
+    jsonl.write_rows(folder / "MATH/test/1.jsonl", [{}])
     return folder
 
 
@@ -89,10 +90,12 @@ def test_problems_of_a_run_are_asked_as_in_training(
     [
         ([], "name a MODEL and a --protocol"),
         (["{model}", "--protocol", "gsm9k"], "--protocol gsm9k: no such protocol; there are pipeline, gsm8k-chat"),
-        (["{model}", "--protocol", "math500-chat"], "math500.jsonl: no such file; `make data` fetches GSM8K, MATH-500"),
+        (["{model}", "--protocol", "math500-chat"], "/raw/math500.jsonl: no such file; `make data` fetches GSM8K, MA"),
+        (["{model}", "--protocol", "math-deepseekmath"], "/raw/MATH/test: holds no problem"),
         (["{model}", "--protocol", "pipeline"], "give --data the folder `problems` that prepare_data has written"),
         (["org/name", "--protocol", "gsm8k-chat"], "org/name: neither a folder nor a model that can be fetched"),
         (["{model}", "--protocol", "gsm8k-8shot", "--examples", "none.jsonl"], "none.jsonl: no such file"),
+        (["{model}", "--protocol", "gsm8k-8shot", "--examples", "raw/MATH/test/1.jsonl"], "MATH/test/1.jsonl:1: expec"),
     ],
 )
 def test_wrong_input_is_one_line_that_says_what_to_do(

@@ -86,6 +86,9 @@ def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, s
     expected = (f"<system>{system}\n" if system else "") + f"<user>{user}\n<assistant>"
     # In tokens: this tokenizer has no way back for characters it does not know.
     assert asked.prompt_ids("1+1?") == asked.encode(expected)
+    long = _config("gsm8k-chat", system_prompt="Be brief. " * 999)
+    with pytest.raises(PipelineError, match="name a protocol with shorter prompts, or a model that reads more tokens"):
+        load_for_protocol(model, long, read_questions(long, problems))
     refusal = "{{ raise_exception('System role not supported') }}"  # some take no system prompt
     model = saved(tmp_path / "refusing", tiny.checkpoint(), chat_template=refusal)
     with pytest.raises(PipelineError, match=r"its chat template cannot be used \(System role not supported\)"):
@@ -99,6 +102,11 @@ def test_a_chat_prompt_is_made_by_the_template(tmp_path: Path, problems: Path, s
         ("pipeline", {}, "has no pipeline.json, which says how it is asked; name a protocol with a prompt: gsm8k-chat"),
         ("gsm8k-deepseekmath", {"max_new_tokens": 512}, r"reads 512 tokens; a prompt of .* lower evaluate.max_new_tok"),
         ("gsm8k-python-deepseekmath", {}, r"its environment answers 768, .*: lower .*evaluate\.tools\.max_obs"),
+        (
+            "gsm8k-deepseekmath",
+            {"tools": {"environment": "calculator", "max_observation_tokens": 13}},
+            r"^evaluate\.tools\.max_observation_tokens: is 13, .* takes 14 tokens; set it to 14 or more$",
+        ),
         ("math-chat", {}, r"math-chat asks problems from math or math500, and .*test\.jsonl has some from gsm8k"),
     ],
 )
@@ -153,15 +161,6 @@ def test_tools_are_those_of_the_protocol_unless_they_are_set(
     assert described.get("environment") == expected
     assert described.get("call_format", "fenced") == "fenced"
     assert "timeout_s" not in described
-
-
-def test_observations_without_room_for_a_character_are_refused(tmp_path: Path, problems: Path) -> None:
-    """With the key and the least value, before a model is loaded."""
-    checkpoints.save(tiny.checkpoint(), tmp_path / "model")
-    settings = _config("pipeline", tools={"environment": "calculator", "max_observation_tokens": 13})
-    message = r"^evaluate\.tools\.max_observation_tokens: is 13, .* takes 14 tokens; set it to 14 or more$"
-    with pytest.raises(PipelineError, match=message):
-        load_for_protocol(tmp_path / "model", settings, read_questions(settings, problems))
 
 
 def _evaluated(folder: Path, model: Path, problems: Path, settings: EvaluateConfig) -> list[dict[str, Any]]:

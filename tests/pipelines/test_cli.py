@@ -41,6 +41,7 @@ def test_an_unknown_option_is_answered_with_the_usage_of_its_command(capsys: pyt
         ("run --from nope", "--from nope: no such stage; there are prepare_data, validate_data, "),
         ("run --resume latest", "outputs/runs: there are no runs; `grpo-pipeline run` makes one"),
         ("run --resume latest --params params.yaml", "--resume takes the params of the run; leave out --params"),
+        ("compile --output=x.txt", "--output x.txt: should be a file whose name ends in .yaml"),
         ("grade nope.jsonl", "nope.jsonl: no such file or directory"),
         ("chat nowhere --question=", "chat: the question is empty"),
         ("chat nowhere --question=\udcff", "chat: the question is not UTF-8 text"),

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from components.cluster.config import ClusterConfig
 from components.preflight.config import DEPLOYMENT, load_params
@@ -92,16 +93,18 @@ def test_secrets_are_named_and_never_contained() -> None:
 
 def test_what_differs_between_clusters_comes_from_the_deployment() -> None:
     """Images, the volume and the names of secrets: another params file, another compilation."""
-    deployment = {
-        **{"image_light": "registry.example/light:1", "image_gpu": "registry.example/gpu:1"},
-        **{"image_pull_secret": "pull", "volume": "shared", "secrets": {kind: f"my-{kind}" for kind in SECRET_KEYS}},
-    }
+    secrets = {kind: f"my-{kind.replace('_', '-')}" for kind in SECRET_KEYS}
+    images = {"image_light": "registry.example/light:1", "image_gpu": "registry.example/gpu:1"}
+    deployment = {**images, "image_pull_secret": "pull", "volume": "shared", "secrets": secrets}
+    for wrong in ({"volume": "Team Models"}, {"secrets": {"git": ""}}):
+        with pytest.raises(ValidationError, match="a name that Kubernetes accepts"):
+            DeploymentConfig.model_validate(wrong)
     changes = {"deployment": DeploymentConfig.model_validate(deployment)}
     made = compile_graph(load_params(ROOT / "params.yaml").model_copy(update=changes))
     for task in TASKS:
         assert made.containers[task]["image"] == deployment["image_gpu" if task in MODEL else "image_light"]
     constants = {each for task in TASKS for each in re.findall(r"'constant': '(.*?)'", str(made.settings(task)))}
-    assert constants == {"pull", "shared", *(f"my-{kind}" for kind in SECRET_KEYS)}
+    assert constants == {"pull", "shared", *secrets.values()}
     task = made.tasks["preflight"]["inputs"]["parameters"][DEPLOYMENT]
     assert task["runtimeValue"]["constant"] == deployment
     assert "grpo-pipeline-git" not in made.text

@@ -125,7 +125,7 @@ def _listens(port: int) -> bool:
 
 
 def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the path or the name of the run, whose problems it can be asked; what is no model is refused."""
+    """By the path, the name or the time of the run, whose problems it can be asked; what is no model is refused."""
     monkeypatch.chdir(tmp_path)
     run = Path("outputs/runs/20261123T120000Z-params")
     policy_folder = run / "artifacts" / "policy"
@@ -142,7 +142,7 @@ def test_the_policy_of_a_run_is_a_model(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(PipelineError, match=message), model_folder(name, "registry"):
             pass
     write_rows(run / "journal.jsonl", [*started, *({"stage": stage, "event": "finished"} for stage in outputs)])
-    for name in (str(run), run.name):
+    for name in (str(run), run.name, "20261123T12"):
         with model_folder(name, "registry") as folder:
             assert folder == policy_folder
         assert problems_of(name) == run / "problems"

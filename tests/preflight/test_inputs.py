@@ -19,6 +19,7 @@ from tests.register.storage_servers import BUCKET, s3_server
 GSM8K = {"kind": "gsm8k", "train": "train.jsonl", "test": "test.jsonl"}
 WORDS = preset()["prepare_data"]["sources"][0]
 WEIGHTS = "train_grpo.prompts.source_weights"
+OBSERVATION, TURN = "an Observation is expected", ", at a made-up turn of the first problems"
 
 
 Values = dict[str, Any]
@@ -222,15 +223,19 @@ def test_rewards_are_called_once_before_the_first_stage(values: Values) -> None:
     [
         ("search", {"file": "no.jsonl"}, "arguments.file: no.jsonl: no such file"),
         ("my_games:Maze", {"depth": 3}, "arguments.depth: no such argument; accepted: size"),
+        ("my_games:Maze", {"size": 2}, f"environment: my_games:Maze: raised KeyError: 2 (my_games.py, line 5){TURN}"),
+        ("my_games:Maze", {"size": 4}, f"environment: my_games:Maze: step returned None, where {OBSERVATION}{TURN}"),
         ("my_games:Maze", {"size": 3}, None),
     ],
 )
-def test_an_environment_that_cannot_be_made_is_reported(
+def test_an_environment_that_cannot_be_used_is_reported(
     values: Values, section: str, environment: str, arguments: Values, line: str | None
 ) -> None:
-    """Before anything is trained: a file that is missing, or an argument that its class does not take."""
-    methods = ("__init__(self, size)", "reset(self, problem)", "step(self, text)")
-    Path("my_games.py").write_text("\n".join(["class Maze:", *(f"    def {each}: ..." for each in methods)]))
+    """Before anything is trained: a missing file, a wrong argument, or a failure in the first turn of a problem."""
+    methods = ("__init__(self, size): self.size = size", "reset(self, problem): self.reply = REPLIES[self.size]")
+    lines = [*(f"    def {each}" for each in methods), "    def step(self, text): return self.reply"]
+    imports = "from components.environments.environment import Observation"
+    Path("my_games.py").write_text("\n".join([imports, "REPLIES = {3: Observation(), 4: None}", "class Maze:", *lines]))
     values["validate_data"].pop("model", None)
     tools = {"environment": environment, "arguments": arguments, "max_observation_tokens": 16}
     lines = missing_here(_put(values, {section: tools}))

@@ -194,7 +194,9 @@ def test_version_that_cannot_be_served_is_not_promoted(
 
 
 def test_damaged_version_is_never_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not even with --force; the damaged file is named, and so is it by `verify`."""
+    """Not even with --force; the damaged file is named, and so is it by `verify`; its temporary copy never is."""
+    with pytest.raises(PipelineError, match=r"^v0\.0\.1: wrong"), model_folder("v0.0.1", str(registry)) as folder:
+        raise PipelineError(f"{folder}: wrong")
     for path in (registry.parent / "registry-storage").rglob("*"):
         if path.is_file() and path.read_bytes().startswith((b"oneone", b'{"model_type"')):  # the latter of all versions
             path.chmod(0o600)

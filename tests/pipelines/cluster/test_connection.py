@@ -61,8 +61,8 @@ def test_a_refusal_names_an_action(server: ApiServer, status: int, code: int, me
 
 def test_a_silent_server_is_asked_once(server: ApiServer, monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
     """An address without a server, and one that hangs for longer than the limit; the code says to try later."""
-    _, error = program("status", "--endpoint", "http://127.0.0.1:9", code=75)
-    assert error.startswith("error: http://127.0.0.1:9: cannot be reached (")
+    _, error = program("status", "--endpoint", "127.0.0.1:9", code=75)
+    assert error.startswith("error: https://127.0.0.1:9: cannot be reached (")
     monkeypatch.setattr(kubeflow, "_REQUEST_TIMEOUT_S", 1)
     server.faults.add(Fault("GET", "/runs", delay_s=1.5, times=100))
     assert "cannot be reached (" in program("status", code=75).error
