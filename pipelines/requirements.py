@@ -49,16 +49,17 @@ def missing_here(params: Params) -> list[str]:
         for stage, tracking in trackings.items()
         if tracking.mlflow and tracking.mlflow.uri.startswith("http")
     }
+    lookups["register.storage"] = partial(list_storage, register)
     if register.model_registry:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
-    if register.storage:
-        lookups["register.storage"] = partial(list_storage, register)
     answers = inputs.run_concurrently(lookups, _LOOKUP_DEADLINE_S)
     context = answers[inputs.BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
         *(f"{key}: {with_advice(str(answer))}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
     ]
+    if isinstance(answers["register.storage"], list):
+        lines += answers["register.storage"]
     if isinstance(context, int):
         lines += exceeded_limits(params, context)
     if not isinstance(context, PipelineError):

@@ -16,7 +16,7 @@ from components.register.catalogue import Catalogue, incomplete_steps
 from components.register.config import RegisterConfig
 from components.register.registry import is_new_folder
 from components.register.snapshot import read_registry
-from components.register.storage import CONFIG, check_storage, new_config
+from components.register.storage import CONFIG, check_storage, new_config, wrong_storage
 from components.shared import lineage
 from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
@@ -69,14 +69,21 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
 
 
 def list_storage(config: RegisterConfig) -> list[str]:
-    """Return no line; PipelineError unless the storage can be listed, at the S3 server that registry or config name."""
+    """Return a line if the registry has another storage; PipelineError unless the storage can be listed.
+
+    It is listed at the S3 server that registry or config name.
+    """
+    registry_config = None
+    # A registry that does not answer, or a folder with something else, is reported by the check of the registry itself.
+    with suppress(PipelineError), read_registry(config.registry) as snapshot:
+        if is_url(snapshot.origin) or not is_new_folder(Path(snapshot.origin), snapshot.repository):
+            registry_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+    if registry_config:
+        location, origin = snapshot.location, snapshot.origin
+        if lines := [*wrong_storage(registry_config, location, origin, config.storage, config.storage_endpoint)]:
+            return lines
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        registry_config = None
-        if is_url(config.registry):
-            # A registry that does not answer is reported by the check of the registry itself.
-            with suppress(PipelineError), read_registry(config.registry) as snapshot:
-                registry_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
         check_storage(registry_config or new_config(str(config.storage), config.storage_endpoint))
     return []
 
