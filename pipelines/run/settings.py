@@ -27,7 +27,7 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
 
 
 def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
-    """Print the params with all defaults, or write the section of each stage to a file in the folder `sections`.
+    """Print the params with all defaults, or write them to files in the folder `sections`.
 
     `dvc repro` begins with the latter: PipelineError if its last stage could not store the policy.
     """
@@ -35,7 +35,7 @@ def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
     if sections:
         raise_all(list_storage(config.register))
         write_sections(config, sections)
-        print(f"{sections}: has a file with the section of each stage")
+        print(f"{sections}: has the params, and a file for each stage")
     else:
         print(as_yaml(config), end="")
 
