@@ -150,6 +150,8 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     """The gate, data, the model, rewards and the registry, a line each with its key; and no trace of a run is left."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     Path("judge").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        Path("judge", name).write_text("{}")
     Path("my_rewards.py").write_text("def brevity(problem, completion, grade):\n    return 0.0\n")
     Path("broken_rewards.py").write_text("raise SystemExit(0)\n")
     Path("test.jsonl").write_text("{}\n")
@@ -172,6 +174,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         *("prepare_data.sources.0.test", "prepare_data.sources.0.train", "register.registry", "register.storage"),
         *("report.gate.target", *(f"train_grpo.reward.{key}" for key in rewards), "train_sft.model.base"),
     ]
+    assert any("judge/model.safetensors: cannot be read" in line for line in lines)
     assert not Path("outputs").exists()
 
 
