@@ -44,8 +44,9 @@ def _problems() -> list[Problem]:
     return tiny.asked(_QUESTIONS)
 
 
-def test_it_is_the_model_and_answers(checkpoint: Checkpoint) -> None:
-    """All its parameters, tied embeddings, and a sum that a child can do."""
+def test_it_is_the_model_and_answers(checkpoint: Checkpoint, base: Path) -> None:
+    """All its parameters, tied embeddings, files with one mode, and a sum that a child can do."""
+    assert len({path.stat().st_mode for path in base.iterdir()}) == 1
     assert sum(weight.numel() for weight in checkpoint.model.parameters()) == _NUM_PARAMETERS
     assert checkpoint.model.config.tie_word_embeddings
     greedy = Sampling(num_samples=1, temperature=0.0, max_new_tokens=60, seed=1)
