@@ -69,6 +69,9 @@ def test_a_waiting_process_gets_the_lock_of_a_removed_folder(tmp_path: Path) -> 
     thread.start()
     thread.join(0.2)
     assert waited == []
+    assert durable.is_locked(path)
+    assert not durable.is_locked(tmp_path / "other/run.lock")
+    assert [*tmp_path.iterdir()] == [path.parent], "asking makes or writes no file: it may be another user's"
     durable.discard(path.parent)
     thread.join(0.2)
     lock.release()
