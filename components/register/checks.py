@@ -33,22 +33,30 @@ def unusable_folder(location: str) -> Iterator[str]:
     if is_url(location):
         return
     path = Path(location).resolve()
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if not existing.is_dir():
-        yield f"register.registry: {location} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"register.registry: {location}: {existing} cannot be written to by this user"
-    elif existing == path:
+    if reason := unwritable(location):
+        yield f"register.registry: {reason}"
+    elif path.exists():
         try:
             is_new_folder(path, Workspace(path, path))
         except PipelineError as error:
             yield f"register.registry: {error}"
-    else:
+
+
+def unwritable(location: str) -> str:
+    """Return why a folder, which need not exist yet, cannot be written on this machine; empty if it can."""
+    path = Path(location).resolve()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        return f"{location} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{location}: {existing} cannot be written to by this user"
+    if existing != path:
         try:
             # Some folders, such as /proc, seem to be writable, and only an attempt shows that they are not.
             tempfile.TemporaryDirectory(dir=existing).cleanup()
         except OSError as error:
-            yield f"register.registry: {location}: cannot be made in {existing} ({error.strerror})"
+            return f"{location}: cannot be made in {existing} ({error.strerror})"
+    return ""
 
 
 def unusable_registry(location: str, mount: str) -> Iterator[str]:
