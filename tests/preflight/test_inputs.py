@@ -330,14 +330,14 @@ def test_the_context_of_a_model_is_read_from_its_config(
 @pytest.mark.slow
 def test_storage_is_asked_with_the_credentials_of_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real S3 server at an address from the environment: right and wrong secrets, and a bucket that is not there."""
-    config = RegisterConfig(storage=f"s3://{BUCKET}/versions")
+    config = RegisterConfig(registry=str(tmp_path / "new"), storage=f"s3://{BUCKET}/versions")
     refused = f"{config.storage}: cannot be listed: "
     with s3_server(tmp_path / "s3") as server:
         for name, value in {**server.credentials, "AWS_ENDPOINT_URL": server.endpoint}.items():
             monkeypatch.setenv(name, value)
         assert list_storage(config) == []
         with pytest.raises(PipelineError, match=r"s3://nosuch: cannot be listed: .*bucket does not exist"):
-            list_storage(RegisterConfig(storage="s3://nosuch"))
+            list_storage(config.model_copy(update={"storage": "s3://nosuch"}))
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
         with pytest.raises(PipelineError, match=f"{refused}.*credentials"):
             list_storage(config)
