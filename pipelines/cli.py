@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_files(commands: Any) -> None:
     text = "print a params file in full, with all defaults"
     option = _add(commands, "config", "pipelines.run.settings:show", text, _PARAMS, _SETTINGS)
-    text = "write the section of each stage to DIR/<stage>.yaml instead, as dvc.yaml does"
+    text = "write what changes the results of each stage to DIR/<stage>.yaml, and all to DIR/params.yaml, for dvc.yaml"
     option("--sections", type=Path, metavar="DIR", help=text)
     option = _add(commands, "compile", "pipelines.graph:compile_graph", "write the graph that Kubeflow runs")
     option("--params", type=Path, default=PARAMS, help="initial values of the run form (default: %(default)s)")

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from components.preflight.config import STAGES
+from components.preflight.config import ALL_SECTIONS, STAGES
 from components.shared import lineage
 from pipelines.run.stages import load_stage
 
@@ -17,7 +17,8 @@ _MORE_INPUTS = {
     "prepare_data": ["data/own"],  # not data/raw: git has the pointers to its files, which may be missing here
     "train_sft": [f"{_OUTPUTS}/validate_data/validation"],  # nothing is trained on rejected data
 }
-_NOT_TRACKED = {"timings"}  # outputs that differ between runs of equal inputs, so that DVC must not compare them
+_NOT_TRACKED = {"timings", "registration"}
+"""Outputs that differ between runs of equal inputs, so that DVC must not compare them."""
 _PLOTS = {
     "SFT loss": ("train_sft", "loss"),
     "GRPO reward and accuracy": ("train_grpo", ["reward", "accuracy", "worked_fraction"]),
@@ -48,29 +49,33 @@ def _section_file(name: str) -> str:
 
 
 def _sections() -> dict[str, Any]:
-    """Return the DVC stage that writes the full section of each stage to a file.
+    """Return the DVC stage that writes the params to a file, and from each section what changes results to another.
 
-    A stage depends on its own section alone, so that it runs again only if one of its values has changed.
+    A stage reads the former and depends on the latter, so that it runs again only if one of these values has changed.
     """
     return {
         "cmd": f"grpo-pipeline config --params ${{params}} --sections {_OUTPUTS}/params",
         "deps": ["components", "params", "params.yaml"],
         "params": [{"repro.yaml": ["params"]}, {"${params}": None}],
-        "outs": list(map(_section_file, STAGES)),
+        "outs": [_section_file(name) for name in (ALL_SECTIONS, *STAGES)],
     }
 
 
 def _stage(name: str) -> dict[str, Any]:
-    """Return the DVC stage that runs a stage: its command, the files that it depends on, and its outputs."""
+    """Return the DVC stage that runs a stage: its command, the files that it depends on, and its outputs.
+
+    Without any, as for `register`, it always runs: what it makes is not here, and may be missing there.
+    """
     stage = load_stage(name)
     inputs = {key: f"{_OUTPUTS}/{source}" for key, source in stage.inputs.items()}
     outputs = {key: f"{_OUTPUTS}/{name}/{key}" for key in stage.outputs}
     options = [f"--{key.replace('_', '-')} {folder}" for key, folder in {**inputs, **outputs}.items()]
     code = [f"components/{package}" for package in sorted(lineage.stage_packages(name))]
+    tracked = [folder for key, folder in outputs.items() if key not in _NOT_TRACKED]
     return {
-        "cmd": " ".join([f"python -m components.{name} --params {_section_file(name)}", *options]),
+        "cmd": " ".join([f"python -m components.{name} --params {_section_file(ALL_SECTIONS)}", *options]),
         "deps": [*code, *sorted([_section_file(name), *inputs.values(), *_MORE_INPUTS.get(name, [])])],
-        "outs": [folder for key, folder in outputs.items() if key not in _NOT_TRACKED],
+        **({"outs": tracked} if tracked else {"always_changed": True}),
     }
 
 

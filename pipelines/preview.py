@@ -199,9 +199,10 @@ def _times(config: TrainGRPOConfig, checkpoint: Checkpoint, groups: Sequence[Gro
     scale = config.prompts_per_step * config.group_size / len(sequences)
     step_s = scale * (sampling_s + update_s) / config.engine.num_processes
     tokens = sum(each.completion.num_tokens for group in groups for each in group.scored_G)
+    run = f"the run's {config.num_steps} steps {duration(config.num_steps * step_s)}"
     return (
         f"sampled {tokens / sampling_s:.0f} tokens per s; on this machine a step of {config.prompts_per_step} prompts "
-        f"would take about {duration(step_s)}, and the run's {config.num_steps} steps {duration(config.num_steps * step_s)}"
+        f"would take about {duration(step_s)}, and {run}"
     )
 
 

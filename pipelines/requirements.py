@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from components.grading.verifier import require_sandbox
 from components.policy.config import TrackingConfig
 from components.preflight import inputs
@@ -28,7 +30,6 @@ _LOOKUP_DEADLINE_S, _ANSWER_DEADLINE_S = 30.0, 10.0
 _ELEMENT_BYTES = {"fp32": 4, "bf16": 2}
 _OPTIMIZER_BYTES = 12
 """Bytes of the optimizer for each trained parameter in a checkpoint: the weight and two moments in fp32."""
-_GB = 1e9
 
 
 def missing_here(params: Params) -> list[str]:
@@ -49,16 +50,17 @@ def missing_here(params: Params) -> list[str]:
         for stage, tracking in trackings.items()
         if tracking.mlflow and tracking.mlflow.uri.startswith("http")
     }
+    lookups["register.storage"] = partial(list_storage, register)
     if register.model_registry:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
-    if register.storage:
-        lookups["register.storage"] = partial(list_storage, register)
     answers = inputs.run_concurrently(lookups, _LOOKUP_DEADLINE_S)
     context = answers[inputs.BASE_MODEL]  # length of the model's context, None if it has no limit, or an error
     lines = [
         *unusable_files(params.prepare_data, imitated=params.train_sft.num_steps > 0),
         *(f"{key}: {with_advice(str(answer))}" for key, answer in answers.items() if isinstance(answer, PipelineError)),
     ]
+    if isinstance(answers["register.storage"], list):
+        lines += answers["register.storage"]
     if isinstance(context, int):
         lines += exceeded_limits(params, context)
     if not isinstance(context, PipelineError):
@@ -149,19 +151,20 @@ def short_of_disk(params: Params, outputs: Path) -> str | None:
     # The policy, the reference if it is trained, and the base model if it is made; an existing one is not copied.
     num_models = 1 + (1 if sft.num_steps else 0) + (1 if sft.model.scratch else 0)
     element_bytes = max(_ELEMENT_BYTES[engine.precision] for engine in (sft.engine, grpo.engine))
-    models = num_models * element_bytes * shape.num_parameters / _GB
+    models = num_models * element_bytes * shape.num_parameters
     per_parameter = 0  # bytes of a stage's checkpoints
     for stage in (sft, grpo):
         if stage.num_steps and not stage.engine.lora:
             num_checkpoints = stage.checkpoint.keep_last + (2 if stage.checkpoint.keep_best else 1)
             state_bytes = _OPTIMIZER_BYTES + _ELEMENT_BYTES[stage.engine.precision]
             per_parameter = max(per_parameter, num_checkpoints * state_bytes)
-    checkpoints = per_parameter * shape.num_parameters / _GB
+    checkpoints = per_parameter * shape.num_parameters
     folder = next(path for path in (outputs.resolve(), *outputs.resolve().parents) if path.exists())
-    free = shutil.disk_usage(folder).free / _GB
+    free = shutil.disk_usage(folder).free
     if models + checkpoints <= free:
         return None
     return (
-        f"{folder}: {free:,.1f} GB are free, and a run takes about {models + checkpoints:,.1f} GB there "
-        f"({models:,.1f} for models, {checkpoints:,.1f} for checkpoints); make room, or lower checkpoint.keep_last"
+        f"{folder}: {decimal(free)} are free, and a run takes about {decimal(models + checkpoints)} there "
+        f"({decimal(models)} for models, {decimal(checkpoints)} for checkpoints); make room, or lower "
+        "checkpoint.keep_last"
     )

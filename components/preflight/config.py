@@ -25,6 +25,7 @@ from components.shared.config import (
     read_params,
     shared_keys,
     with_shared_keys,
+    without_operational,
 )
 from components.shared.deployment import DeploymentConfig
 from components.shared.errors import raise_all
@@ -84,6 +85,8 @@ with warnings.catch_warnings():
 CLUSTER, DEPLOYMENT = "cluster", "deployment"
 STAGES = tuple(name for name in Params.model_fields if name not in {CLUSTER, DEPLOYMENT})
 """The stages of the graph in running order; each has a section of the same name."""
+ALL_SECTIONS = "params"
+"""Name of the file with all sections that `write_sections` writes."""
 _MODELS: dict[str, Any] = {name: field.annotation for name, field in Params.model_fields.items()}
 SHARED_KEYS = tuple((name, key) for name, model in _MODELS.items() for key in shared_keys(model))
 """Section and name of each key that may be omitted, as it is then taken from another section."""
@@ -120,10 +123,12 @@ def as_yaml(params: Params) -> str:
 
 
 def write_sections(params: Params, folder: Path) -> None:
-    """Write a params file `<stage>.yaml` for each stage, with every key of its section and no other section."""
+    """Write a params file with every key, and `<stage>.yaml` for each stage, with the keys that change its results."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stage, section in params.model_dump(mode="json", include=set(STAGES)).items():
-        (folder / f"{stage}.yaml").write_text(_dump({stage: section}), encoding="utf-8")
+    (folder / f"{ALL_SECTIONS}.yaml").write_text(as_yaml(params), encoding="utf-8")
+    for stage in STAGES:
+        section = {stage: without_operational(getattr(params, stage))}
+        (folder / f"{stage}.yaml").write_text(_dump(section), encoding="utf-8")
 
 
 def _dump(values: Sections) -> str:

@@ -16,7 +16,7 @@ from components.register.catalogue import Catalogue, incomplete_steps
 from components.register.config import RegisterConfig
 from components.register.registry import is_new_folder
 from components.register.snapshot import read_registry
-from components.register.storage import CONFIG, check_storage, new_config
+from components.register.storage import CONFIG, check_storage, new_config, wrong_storage
 from components.shared import lineage
 from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
@@ -33,22 +33,30 @@ def unusable_folder(location: str) -> Iterator[str]:
     if is_url(location):
         return
     path = Path(location).resolve()
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if not existing.is_dir():
-        yield f"register.registry: {location} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"register.registry: {location}: {existing} cannot be written to by this user"
-    elif existing == path:
+    if reason := unwritable(location):
+        yield f"register.registry: {reason}"
+    elif path.exists():
         try:
             is_new_folder(path, Workspace(path, path))
         except PipelineError as error:
             yield f"register.registry: {error}"
-    else:
+
+
+def unwritable(location: str) -> str:
+    """Return why a folder, which need not exist yet, cannot be written on this machine; empty if it can."""
+    path = Path(location).resolve()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir():
+        return f"{location} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{location}: {existing} cannot be written to by this user"
+    if existing != path:
         try:
             # Some folders, such as /proc, seem to be writable, and only an attempt shows that they are not.
             tempfile.TemporaryDirectory(dir=existing).cleanup()
         except OSError as error:
-            yield f"register.registry: {location}: cannot be made in {existing} ({error.strerror})"
+            return f"{location}: cannot be made in {existing} ({error.strerror})"
+    return ""
 
 
 def unusable_registry(location: str, mount: str) -> Iterator[str]:
@@ -69,14 +77,21 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
 
 
 def list_storage(config: RegisterConfig) -> list[str]:
-    """Return no line; PipelineError unless the storage can be listed, at the S3 server that registry or config name."""
+    """Return a line if the registry has another storage; PipelineError unless the storage can be listed.
+
+    It is listed at the S3 server that registry or config name.
+    """
+    registry_config = None
+    # A registry that does not answer, or a folder with something else, is reported by the check of the registry itself.
+    with suppress(PipelineError), read_registry(config.registry) as snapshot:
+        if is_url(snapshot.origin) or not is_new_folder(Path(snapshot.origin), snapshot.repository):
+            registry_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
+    if registry_config:
+        location, origin = snapshot.location, snapshot.origin
+        if lines := [*wrong_storage(registry_config, location, origin, config.storage, config.storage_endpoint)]:
+            return lines
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
-        registry_config = None
-        if is_url(config.registry):
-            # A registry that does not answer is reported by the check of the registry itself.
-            with suppress(PipelineError), read_registry(config.registry) as snapshot:
-                registry_config = snapshot.repository.try_git("show", f"HEAD:{CONFIG}")
         check_storage(registry_config or new_config(str(config.storage), config.storage_endpoint))
     return []
 

@@ -27,9 +27,10 @@ from components.register.storage import (
     md5_in,
     new_config,
     pointer_file,
-    storage_endpoint,
+    resolved,
     storage_url,
     write_dvc_config,
+    wrong_storage,
 )
 from components.shared import durable, lineage
 from components.shared.errors import PipelineError, RetryableError
@@ -205,10 +206,8 @@ class Registry(Snapshot):
     def configure(self) -> None:
         """Write DVC's config into the clone if it is missing, and check the storage."""
         file = self.repository.folder / CONFIG
-        configured = self.storage
-        if configured is not None and not is_url(configured):
-            configured = str(Path(configured).resolve())
         if not file.is_file():
+            configured = resolved(self.storage)
             if configured is None and is_url(self.origin):
                 raise PipelineError("register.storage: a registry at a URL needs the folder or URL of its storage")
             new = configured or f"{self.origin}-storage"
@@ -218,11 +217,9 @@ class Registry(Snapshot):
             file.parent.mkdir(exist_ok=True)
             file.write_text(new_config(new, self.endpoint), encoding="utf-8")
         config = file.read_text("utf-8")
-        url, endpoint = self.storage_url(), storage_endpoint(config)
-        for key, wanted, actual in (("storage", configured, url), ("storage_endpoint", self.endpoint, endpoint)):
-            if wanted is not None and wanted != actual:
-                versions = f"the versions in {self.location} are stored in {actual or 'Amazon S3'}"
-                raise PipelineError(f"register.{key}: {versions}, not in {wanted}")
+        for line in wrong_storage(config, self.location, self.origin, self.storage, self.endpoint):
+            raise PipelineError(line)
+        url = self.storage_url()
         if not is_url(url):
             self._ensure_storage_folder(Path(url))
         write_dvc_config(self.repository.folder, config, url)

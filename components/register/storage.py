@@ -48,6 +48,22 @@ def storage_endpoint(config: str) -> str | None:
     return _parsed(config).get(_SECTION, "endpointurl", fallback=None)
 
 
+def resolved(storage: str | None) -> str | None:
+    """Return a configured storage with the absolute path of a folder."""
+    return storage if storage is None or is_url(storage) else str(Path(storage).resolve())
+
+
+def wrong_storage(config: str, location: str, origin: str, storage: str | None, endpoint: str | None) -> Iterator[str]:
+    """Yield a line for each of the configured `storage` and `endpoint` that is not the one in a DVC config."""
+    pairs = {
+        "storage": (resolved(storage), storage_url(config, location, origin)),
+        "storage_endpoint": (endpoint, storage_endpoint(config)),
+    }
+    for key, (wanted, actual) in pairs.items():
+        if wanted is not None and wanted != actual:
+            yield f"register.{key}: the versions in {location} are stored in {actual or 'Amazon S3'}, not in {wanted}"
+
+
 def config_below(config: str, folder: str) -> str:
     """Return a copy of a DVC config whose storage is a folder within that of `config`."""
     parser = _parsed(config)

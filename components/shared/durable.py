@@ -1,5 +1,6 @@
 """Files and folders that are complete or absent after a kill at any moment, and locks that end with their process."""
 
+import fcntl
 import math
 import os
 import platform
@@ -158,9 +159,10 @@ def lock_folder(path: Path, *, wait: bool = False, owner: str = "") -> FileLock:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether another process has locked the folder of a lock file."""
-    try:
-        lock_folder(path).release()
-    except InUseError:
-        return True
+    """Return whether another process has locked the folder of a lock file; this one need not be able to write it."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False

@@ -210,6 +210,7 @@ def _convert(file: Path, size: int, changed: int) -> str:
         if converter.returncode:
             reason = (converter.stderr.strip().splitlines() or ["no reason"])[-1]
             raise PipelineError(f"{file}: cannot be read as a model ({reason})")
+        durable.sync_tree(partial)
     return str(folder)
 
 

@@ -25,6 +25,7 @@ from components.preflight.config import (
     load_params,
     stage_sections,
 )
+from components.register.checks import unwritable
 from components.report import formatting
 from components.report.report import STAGE as REPORT
 from components.report.report import RunFacts, render_report
@@ -88,7 +89,7 @@ def run(
     path = resumed.folder / history.PARAMS if resumed else (params or Path("params.yaml"))
     config = load(path, settings)
     patch = current_revision().patch or ""
-    warnings = _check(path, settings, config, patch)
+    warnings = _check(path, settings, config, patch, fresh_from)
     limit_spin()
     screen = Screen(sys.stdout, sys.stderr)
     before = resumed.about if resumed else About(params=path.stem)  # a resumed run keeps its note and tags
@@ -99,6 +100,7 @@ def run(
         like = [resumed] if resumed else [run for run in every_run() if run.about.params == description.params]
         _show_expected(expectations(config, like, fresh_from=fresh_from), screen, every=dry_run)
     if dry_run:
+        _show_warnings(warnings, screen)
         return 0
     folder = _new_folder(description, name)
     lock = durable.lock_folder(folder / history.LOCK)  # until the run ends
@@ -106,17 +108,22 @@ def run(
     screen.show(f"{path} -> {folder}/", Style.DIM)
     if files := uncommitted_files(patch):
         screen.show(f"uncommitted changes are recorded in every lineage: {listed(files)}", Style.DIM)
-    for warning in warnings:
-        screen.show(f"warning: {warning}")
+    _show_warnings(warnings, screen)
     exit_code = _run(folder, config, screen, fresh_from)
     lock.release()
     return exit_code
 
 
-def _check(path: Path, settings: Sequence[str], params: Params, patch: str) -> list[str]:
+def _show_warnings(warnings: Sequence[str], screen: Screen) -> None:
+    for warning in warnings:
+        screen.show(f"warning: {warning}")
+
+
+def _check(path: Path, settings: Sequence[str], params: Params, patch: str, fresh_from: str) -> list[str]:
     """Return warnings about a run; PipelineError with all problems that prevent it.
 
-    `params` are those of the file at `path` with `settings` applied; `patch` has the uncommitted changes.
+    `params` are those of the file at `path` with `settings` applied; `patch` has the uncommitted changes. The stages
+    from `fresh_from` on reuse nothing.
     """
     data_folder = None if params.prepare_data.repository else Path()
     problems = missing_here(params) + contradictions(params, data_folder)
@@ -126,8 +133,10 @@ def _check(path: Path, settings: Sequence[str], params: Params, patch: str) -> l
     full_disk = short_of_disk(params, history.OUTPUTS) if has_base else None
     is_set = [setting.partition("=")[0] for setting in settings]
     problems = [with_place(path, line, is_set) for line in problems]
-    if full_disk and not records("train_sft"):  # outputs that are reused take no space
+    trains = fresh_from in STAGES[: STAGES.index("evaluate")] or not records("train_sft")
+    if full_disk and trains:  # outputs that are reused take no space
         problems.append(full_disk)
+    problems += filter(None, [unwritable(str(history.OUTPUTS))])
     raise_all(problems, hint)
     advice = "seems to contain a key or a password; remove it: uncommitted changes are recorded in every lineage"
     raise_all([f"{place}: {advice}" for place in find_secrets(patch)])

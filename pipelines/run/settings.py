@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from components.preflight.config import Params, as_yaml, write_sections, wrong_params
+from components.register.checks import list_storage
 from components.shared.config import own_sections, read_params
 from components.shared.errors import PipelineError, raise_all
 from components.shared.lineage import flat
@@ -26,11 +27,15 @@ def load(path: Path, settings: Sequence[str] = ()) -> Params:
 
 
 def show(params: Path, settings: Sequence[str], sections: Path | None) -> None:
-    """Print the params with all defaults, or write the section of each stage to a file in the folder `sections`."""
+    """Print the params with all defaults, or write them to files in the folder `sections`.
+
+    `dvc repro` begins with the latter: PipelineError if its last stage could not store the policy.
+    """
     config = load(params, settings)
     if sections:
+        raise_all(list_storage(config.register))
         write_sections(config, sections)
-        print(f"{sections}: has a file with the section of each stage")
+        print(f"{sections}: has the params, and a file for each stage")
     else:
         print(as_yaml(config), end="")
 

@@ -84,6 +84,12 @@ def test_what_is_missing_is_known_before_the_first_stage(
         assert '\nown.yaml:2: report.gate.target: no test problem comes from "gsm8k"; sources with' in error
         assert (error.find("error: 4 problems to correct before this run can start\n"), error.count("\n")) == (0, 5)
     assert [path.name for path in tmp_path.iterdir()] == ["own.yaml"]
+    (tmp_path / "outputs").touch()
+    monkeypatch.setattr("pipelines.run.local.records", lambda _: ["a result to reuse"])
+    monkeypatch.setattr("shutil.disk_usage", Mock(return_value=Mock(free=0)))
+    command = ["run", f"--params={SMOKE}", "--dry-run"]
+    assert program(*command, code=2).error == "error: outputs is not a folder\n"
+    assert "0 bytes are free" in program(*command, "--fresh", code=2).error
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
@@ -121,8 +127,7 @@ def test_keys_are_set_before_the_file() -> None:
     assert (params.train_grpo.num_steps, params.train_grpo.reward.weights) == (7, {"accuracy": 2.0})
     assert params.evaluate.max_new_tokens == type(params.evaluate).model_fields["max_new_tokens"].default
     assert params.prepare_data.sources[0].max_problems(params.evaluate.split) == 80
-    assert params.train_grpo.registry == "other"
-    assert params.validate_data.model.base == "scratch:words"
+    assert (params.train_grpo.registry, params.validate_data.model.base) == ("other", "scratch:words")
 
 
 @pytest.mark.parametrize(

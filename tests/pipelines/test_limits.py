@@ -37,7 +37,6 @@ def test_lengths_are_measured_by_source_with_the_chat_template(tmp_path: Path) -
     (solution,) = lengths["sums"].solutions
     assert solution == len(encode(problems[0].solution))
     assert lengths["sums"].examples == [lengths["sums"].prompts[0] + solution + 1]
-    assert len(lengths["sums"].prompts) == 2
     assert [line.replace(" + ", "+").split()[:4] for line in table(lengths).splitlines()[1:]] == [
         ["code", "prompt", "1", str(lengths["code"].prompts[0])],
         ["sums", "prompt", "2", str(min(lengths["sums"].prompts))],
@@ -121,22 +120,20 @@ def test_what_is_printed_is_a_part_of_a_params_file_that_removes_every_complaint
     assert "is 8, and 20 of the first 20 prompts have up to" in complaints[-1]
     problems = [problem for source in params.prepare_data.sources for problem in source.problems(1)]  # type: ignore[union-attr]
     text = overlay(params, proposals(params, lengths_by_source(params, problems), 512), tmp_path)
-    assert "max_prompt_tokens: " in text
     assert "# instead of 8" in text
     write_params(tmp_path / "base.yaml", params.model_dump(mode="json"))
     (tmp_path / "own.yaml").write_text(f"extends: base.yaml\n{text}")
     fitting = load_params(tmp_path / "own.yaml")
-    assert missing_here(fitting) == []
-    assert contradictions(fitting) == []
+    assert missing_here(fitting) + contradictions(fitting) == []
 
 
 @pytest.mark.parametrize(
     ("sft", "engine", "needed"),
     [
         # 7.6 billion parameters: policy and reference in bf16; three checkpoints of weights, moments and the model.
-        ({}, {}, "350.3 GB there (30.5 for models, 319.9 for checkpoints)"),
-        ({"num_steps": 0}, {}, "335.1 GB there (15.2 for models, 319.9 for checkpoints)"),
-        ({}, {"lora": {}}, "30.5 GB there (30.5 for models, 0.0 for checkpoints)"),
+        ({}, {}, "350.3 GB there (30.5 GB for models, 319.9 GB for checkpoints)"),
+        ({"num_steps": 0}, {}, "335.1 GB there (15.2 GB for models, 319.9 GB for checkpoints)"),
+        ({}, {"lora": {}}, "30.5 GB there (30.5 GB for models, 0 bytes for checkpoints)"),
     ],
 )
 def test_what_a_run_takes_and_what_is_free_are_named(
@@ -151,8 +148,7 @@ def test_what_a_run_takes_and_what_is_free_are_named(
         values[stage] |= {"engine": {"precision": "bf16", **engine}, "checkpoint": checkpoint}
     params = Params.model_validate(values)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10 * 10**9))
-    line = short_of_disk(params, tmp_path / "outputs")
-    assert line
+    line = short_of_disk(params, tmp_path / "outputs") or ""
     assert line.startswith(f"{tmp_path}: 10.0 GB are free, and a run takes about {needed}; make room")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**12))
     assert short_of_disk(params, tmp_path) is None

@@ -12,7 +12,6 @@ from components.rollout.sampler import Sampling
 from components.rollout.transformers_sampler import TransformersSampler
 from components.shared.errors import RetryableError
 from components.shared.model import ChatConfig, ModelConfig
-from components.shared.problem import Problem
 from components.train_grpo.judge import JudgeConfig, judge
 from pipelines.base_models import fetch_base_model
 from tests import tiny
@@ -21,7 +20,7 @@ from tests.pipelines.test_use import served, wait_for
 
 pytestmark = [pytest.mark.long(minutes=0.5), pytest.mark.timeout(1800)]
 _NUM_PARAMETERS = 134_515_008
-_QUESTIONS = ["Tom has 3 apples and buys 5 more. How many apples does he have now?", "What is 7 minus 2?"]
+_PROBLEMS = tiny.asked(["Tom has 3 apples and buys 5 more. How many apples does he have now?", "What is 7 minus 2?"])
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +39,13 @@ def checkpoint(base: Path) -> Checkpoint:
     return create(config, [], seed=1, dtype=torch.float32)
 
 
-def _problems() -> list[Problem]:
-    return tiny.asked(_QUESTIONS)
-
-
-def test_it_is_the_model_and_answers(checkpoint: Checkpoint) -> None:
-    """All its parameters, tied embeddings, and a sum that a child can do."""
+def test_it_is_the_model_and_answers(checkpoint: Checkpoint, base: Path) -> None:
+    """All its parameters, tied embeddings, files with one mode, and a sum that a child can do."""
+    assert len({path.stat().st_mode for path in base.iterdir()}) == 1
     assert sum(weight.numel() for weight in checkpoint.model.parameters()) == _NUM_PARAMETERS
     assert checkpoint.model.config.tie_word_embeddings
     greedy = Sampling(num_samples=1, temperature=0.0, max_new_tokens=60, seed=1)
-    ((answer,), _) = TransformersSampler(checkpoint, 8).generate(_problems(), greedy)
+    ((answer,), _) = TransformersSampler(checkpoint, 8).generate(_PROBLEMS, greedy)
     assert answer.finished
     assert "8" in answer.text
 
@@ -57,7 +53,7 @@ def test_it_is_the_model_and_answers(checkpoint: Checkpoint) -> None:
 def test_log_probabilities_and_gradients_are_those_of_transformers(checkpoint: Checkpoint, base: Path) -> None:
     """Of the completions of two prompts, packed in one row; the reference runs each sequence by itself."""
     sampling = Sampling(num_samples=3, temperature=1.0, max_new_tokens=12, seed=1)
-    groups = TransformersSampler(checkpoint, 8).generate(_problems(), sampling)
+    groups = TransformersSampler(checkpoint, 8).generate(_PROBLEMS, sampling)
     sequences = [completion.tokens for group in groups for completion in group]
     alone = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
     plain: list[torch.Tensor] = []
@@ -91,5 +87,5 @@ def test_it_judges_through_vllm(base: Path) -> None:
     with served(base, port) as server:
         wait_for(port, server)
         settings = JudgeConfig(base_url=f"http://127.0.0.1:{port}/v1", model=str(base), max_tokens=64)
-        ratings = [judge(_problems()[0], response, settings, 60) for response in ("8", "It has five legs.")]
+        ratings = [judge(_PROBLEMS[0], response, settings, 60) for response in ("8", "It has five legs.")]
     assert all(0 <= rating <= 1 and (10 * rating).is_integer() for rating in ratings)

@@ -26,7 +26,7 @@ def test_both_runners_make_the_same_bytes(smoke_run: FinishedRun, dvc_project: P
             one, other = bytes_in(outputs[name]), bytes_in(dvc_project.folder / "outputs/stages" / folder)
             different += [f"{folder}/{file}" for file in one.keys() | other.keys() if one.get(file) != other.get(file)]
             assert _threads(outputs[name]) == _threads(dvc_project.folder / "outputs/stages" / folder), folder
-    assert ran_stages(dvc_project) == [], "what is done is done again"
+    assert ran_stages(dvc_project) == ["register"], "what is done is done again"
     # Who registered the version, and when; digests of what has that.
     assert sorted(different) == [f"register/registration/{name}.json" for name in ("digests", "version")]
 
@@ -63,7 +63,8 @@ def test_a_clone_runs_an_experiment_with_another_value(smoke_run: FinishedRun, t
     steps = "train_grpo.num_steps=7"
     ran = clone.run("dvc", "exp", "run", "-S", steps, "-S", "prepare_data.sources.0.num_train=400", "prepare_data")
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "num_steps: 7\n" in (clone.folder / "outputs/stages/params/train_grpo.yaml").read_text()
+    compared = yaml.safe_load((clone.folder / "outputs/stages/params/train_grpo.yaml").read_text())["train_grpo"]
+    assert (compared["num_steps"], "storage" in compared) == (7, False)
     changed = clone.run("dvc", "params", "diff", "--json").stdout
     num_steps = yaml.safe_load(Path("params.yaml").read_text())["train_grpo"]["num_steps"]
     expected = {"old": num_steps, "new": 7, "diff": 7 - num_steps}

@@ -12,6 +12,7 @@ from unittest.mock import ANY
 import pytest
 import yaml
 
+from components.register.checks import list_storage
 from components.register.registry import fetch
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
@@ -184,11 +185,13 @@ def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path
 
 
 def test_missing_or_different_storage_is_an_error(registered: Registered, passed: Path, tmp_path: Path) -> None:
-    """Registering uses the registry's own storage, which has to exist."""
+    """Registering uses the registry's own storage, which has to exist; another is also named before a run."""
     config, policy, _ = registered
+    assert list_storage(config) == []
     moved = config.model_copy(update={"storage": str(tmp_path / "another")})
-    with pytest.raises(PipelineError, match=r"register\.storage: the versions in .* are stored in .*registry-storage"):
+    with pytest.raises(PipelineError, match=r"register\.storage: .* stored in .*-storage, not") as refused:
         run_register(moved, policy, passed, tmp_path / "none")
+    assert list_storage(moved) == [str(refused.value)]
     (tmp_path / "registry-storage").rename(tmp_path / "gone")
     with pytest.raises(PipelineError, match="storage with the weights of the registered versions is missing"):
         run_register(config, policy, passed, tmp_path / "none")
