@@ -174,7 +174,7 @@ def store(folders: str) -> None:
 
 
 def read(md5s: str, destination: str | None = None, paths: str = '["."]') -> None:
-    """Read the files below one of `paths` in folders of the storage (JSON: MD5 by name).
+    """Read the files below one of `paths` in folders or files of the storage (JSON: MD5 by name).
 
     Verifies every file, and writes it below `destination` if there is one. Prints `files` (SHA-256 by path), `faults`
     (a message about the missing or damaged object by each file or folder that needs it) and `num_bytes`, as read.
@@ -328,13 +328,17 @@ def _objects(repo: Any, path: PurePosixPath) -> Iterator[_Object]:
         odbs = [repo.cache.local if out.hash_name == "md5" else repo.cache.legacy]
         with suppress(NoRemoteError):
             odbs.append(repo.cloud.get_remote_odb(out.remote, hash_name=out.hash_name))
-        entries = _entries(odbs, md5, top) if out.hash_info.isdir else [{"relpath": "", "md5": md5}]
-        for entry in entries:
+        for entry in _entries(odbs, md5, top):
             yield _Object(top / entry["relpath"], entry["md5"], hash_name, odbs[-1])
 
 
 def _entries(odbs: list[Any], folder_md5: str, folder: PurePosixPath) -> Any:
-    """Return the `relpath` and `md5` of each file in a folder, from the first undamaged list of its files in `odbs`."""
+    """Return the `relpath` and `md5` of each file in a folder, from the first undamaged list of its files in `odbs`.
+
+    A single file is its only entry.
+    """
+    if not folder_md5.endswith(".dir"):
+        return [{"relpath": "", "md5": folder_md5}]
     path = odbs[-1].oid_to_path(folder_md5)
     fault = f"its list of files {path} is missing from the storage"
     for odb in odbs:
