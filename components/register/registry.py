@@ -229,10 +229,8 @@ class Registry(Snapshot):
 
     def _ensure_storage_folder(self, folder: Path) -> None:
         """Create the storage's folder; PipelineError if versions were lost with it, or if it is not writable."""
-        if not folder.is_dir() and self.repository.git("tag", "--list"):
-            raise PipelineError(
-                f"{folder}: the storage with the weights of the registered versions is missing; restore it"
-            )
+        if not (folder / "files").is_dir() and self.repository.git("tag", "--list"):
+            raise PipelineError(f"{folder}: the storage is missing or empty; restore or mount it")
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PipelineError(f"{folder}: not writable; choose another folder for register.storage")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from components.register.registry import fetch
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import person
@@ -184,16 +185,20 @@ def test_place_that_cannot_be_a_registry_is_refused(passed: Path, tmp_path: Path
 
 
 def test_missing_or_different_storage_is_an_error(registered: Registered, passed: Path, tmp_path: Path) -> None:
-    """Registering uses the registry's own storage, which has to exist."""
+    """Registering uses the registry's own storage, which has to exist, as for all that reads it."""
     config, policy, _ = registered
     moved = config.model_copy(update={"storage": str(tmp_path / "another")})
     with pytest.raises(PipelineError, match=r"register\.storage: the versions in .* are stored in .*registry-storage"):
         run_register(moved, policy, passed, tmp_path / "none")
     (tmp_path / "registry-storage").rename(tmp_path / "gone")
-    with pytest.raises(PipelineError, match="storage with the weights of the registered versions is missing"):
+    (tmp_path / "registry-storage").mkdir()  # as where nothing is mounted
+    message = f"{tmp_path}/registry-storage: the storage is missing or empty; restore or mount it$"
+    with pytest.raises(PipelineError, match=message):
         run_register(config, policy, passed, tmp_path / "none")
-    with pytest.raises(PipelineError, match=r"v0\.0\.1: policy: its list of files .*missing"):
+    with pytest.raises(PipelineError, match=message):
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+    with read_registry(config.registry) as snapshot, pytest.raises(PipelineError, match=message):
+        snapshot.verify_all()
     assert not (tmp_path / "fetched").exists()
 
 
