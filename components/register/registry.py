@@ -321,9 +321,10 @@ def is_new_folder(folder: Path, workspace: Workspace) -> bool:
     elif (folder / ".git").is_dir():
         to_write = folder / ".git" / "objects"
         if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
+            origin = workspace.try_git("-C", str(folder), "config", "--get", "remote.origin.url")
             raise PipelineError(
-                f"{folder}: is the working tree of another git repository; "
-                "choose a new folder, a bare repository or a URL"
+                f"{folder}: is the working tree of another git repository; choose a new folder, a bare repository or a "
+                "URL" + (f"; if it is a clone of a registry, name that: {origin.strip()}" if origin else "")
             )
     # A bare repository. Git is not asked: it would answer for a repository around the folder.
     elif (folder / "HEAD").is_file() and (folder / "objects").is_dir():

@@ -59,7 +59,7 @@ def state(location: str) -> tuple[str | None, str | None]:
 
 def test_registrations_promotions_and_rollbacks_are_kept_with_who_when_and_why(registry: str) -> None:
     """A reason may contain anything; candidates are counted apart; GTO sees the same champion."""
-    reason = "more right answers\n\nAction: rollback\n# and faster"
+    reason = "more right answers\n\nAction: rollback\n#\x1b and faster"
     _assign(registry, "v0.0.1", reason=reason)
     _assign(registry, "v0.0.3")
     _assign(registry, "v0.0.1", "rollback", reason="slow")

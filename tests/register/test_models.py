@@ -153,6 +153,11 @@ def test_promotion_and_rollback_are_in_the_history(registry: Path, capsys: pytes
     assert rolled_back.endswith("slow")
     error = _run(capsys, "rollback", "--reason", "slow", code=2)
     assert f"cannot be rolled back: there is no champion before {NAME}@v0.0.1" in error
+    git(registry.parent, "clone", "--quiet", str(registry), "clone")
+    error = _run(capsys, "promote", "v0.0.2", "--reason", "slow", "--registry", "clone", code=2)
+    assert error.endswith(f"a URL; if it is a clone of a registry, name that: {registry}\n")
+    with pytest.raises(SystemExit):
+        _run(capsys, "rollback", "--reason", " ")
 
 
 def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:
