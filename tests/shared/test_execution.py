@@ -1,6 +1,7 @@
 """How a stage was run: the state of the code, and the environment."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,11 @@ def test_differences_between_environments_are_told_in_words() -> None:
         "num cores: 2 -> 8",
         "gpus: none -> H200, H200",
     ]
+
+
+def test_a_person_is_called_as_git_calls_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Besides user and host."""
+    monkeypatch.chdir(project)
+    git(project, "config", "user.name", "Anna")
+    assert execution.person().startswith("Anna (")
+    assert execution.person().endswith(f"@{platform.node()})")
