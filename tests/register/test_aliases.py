@@ -118,10 +118,7 @@ def test_one_of_many_simultaneous_decisions_at_a_url_wins(registry: str, tmp_pat
         return ""
 
     with ThreadPoolExecutor(3) as pool:
-        refused = [
-            *filter(None, pool.map(promote, versions)),
-            promote(versions[0]),
-        ]  # the last is later than the others
+        refused = [*filter(None, pool.map(promote, versions)), promote(versions[0])]  # the last after the others
     with read_registry(url) as snapshot:
         (change,) = changes_of(snapshot, NAME, CHAMPION)
     message = f"{NAME}@champion has become {change.version} in the meantime (by {change.by}: {change.reason}); nothing"

@@ -33,17 +33,10 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     registry = tmp_path / "registry"
     digests = (registry / "digests.json").read_bytes()
     assert version == {
-        "format": 2,
-        "name": "grpo-policy",
-        "version": "v0.0.1",
-        "tag": "grpo-policy@v0.0.1",
-        "parent": None,
-        "policy_digest": lineage.digest(policy),
-        "bundle_digest": hashlib.sha256(digests).hexdigest(),
-        "registry": config.registry,
-        "model_registry": None,
-        "path": "policy",
-        "registered": {"at": ANY, "by": person(), "run": None},
+        **{"format": 2, "name": "grpo-policy", "version": "v0.0.1", "tag": "grpo-policy@v0.0.1", "parent": None},
+        **{"registry": config.registry, "model_registry": None, "path": "policy"},
+        **{"policy_digest": lineage.digest(policy), "bundle_digest": hashlib.sha256(digests).hexdigest()},
+        **{"registered": {"at": ANY, "by": person(), "run": None}},
     }
     files = set(git(registry, "ls-tree", "-r", "--name-only", version["tag"]).split())
     assert {"policy.dvc", "model_card.md", "lineage.json", "verdict.json", "summary.json", "report.html"} <= files
