@@ -102,6 +102,12 @@ def _call(function: str, options: argparse.Namespace) -> int:
     return result if isinstance(result, int) else 0
 
 
+def _text(word: str) -> str:
+    if not word.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return word
+
+
 def _option(*names: str, **settings: Any) -> argparse.ArgumentParser:
     """Return a parser with one option, as a parent of the parsers of all commands that have this option."""
     shared = argparse.ArgumentParser(add_help=False)
@@ -114,7 +120,7 @@ _SETTINGS = _option("--set", dest="settings", action="append", default=[], metav
 _REGISTRY = _option("--registry", default="registry", help="folder or URL (default: %(default)s)")
 _JSON = _option("--json", dest="as_json", action="store_true", help="print JSON")
 _VERSION = _option("version", metavar="VERSION", help="v0.0.1, NAME@v0.0.1, latest, or an alias such as champion")
-_REASON = _option("--reason", required=True, metavar="TEXT", help="why, for the audit trail")
+_REASON = _option("--reason", required=True, type=_text, metavar="TEXT", help="why, for the audit trail")
 _ONE_RUN = _option("name", metavar="RUN", nargs="?", default="latest", help=f"{_RUN} (default: %(default)s)")
 _ONE_MODEL = _option("model", metavar="MODEL", help=_MODEL)
 

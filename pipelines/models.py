@@ -112,13 +112,14 @@ def verify(versions: Sequence[str], registry: str) -> None:
     """Read all files of versions, or of all versions and pushed checkpoints; PipelineError with a line per fault."""
     with read_registry(registry) as snapshot:
         chosen = [snapshot.version(spec) for spec in versions]
+        names = ", ".join(version.tag for version in chosen) or "all versions"
+        print(f"reading every file of {names} in {registry}", flush=True)
         result = snapshot.verify(chosen) if chosen else snapshot.verify_all()
         stored = pushed.stored_checkpoints(snapshot)
         read = [] if chosen else stored
         faults = result.faults + [fault for each in read for fault in pushed.checkpoint_faults(snapshot, each)]
     if faults:
         raise PipelineError("\n".join(faults))
-    names = ", ".join(version.tag for version in chosen) or "all versions"
     print(f"{names}: {result.num_files} files, {result.num_bytes:,} bytes read, all as registered")
     if stored:
         outcome = "skipped, `models verify` without VERSION reads them" if chosen else "read, all as pushed"

@@ -19,7 +19,7 @@ import urllib3
 
 from components.register.aliases import CHAMPION, Action, change_alias, check_alias, next_count, rollback_target
 from components.register.catalogue import Catalogue, statuses_of
-from components.register.registry import POLICY
+from components.register.registry import POLICY, is_new_folder
 from components.register.snapshot import Snapshot, Version, read_registry
 from components.report.config import GateConfig
 from components.report.findings import Evaluation, read_evaluation
@@ -27,6 +27,7 @@ from components.report.gate import ChampionOutcomes, compare_with_champion
 from components.shared import jsonl, lineage
 from components.shared.config import validate
 from components.shared.errors import PipelineError, RetryableError
+from components.shared.versioning import is_url
 from pipelines.comparison import EVALUATION, Facts, evaluations_of, facts_of, how_to_compare, outcomes
 from pipelines.tables import print_labelled
 
@@ -123,7 +124,12 @@ def _update_catalogue(snapshot: Snapshot, version: Version) -> None:
 
 
 def _verify(snapshot: Snapshot, version: Version) -> str:
-    """Verify all files of a version; print and return a line about them. PipelineError if one is damaged."""
+    """Verify all files of a version; print and return a line about them.
+
+    PipelineError if one is damaged, or if the registry cannot be changed.
+    """
+    if not is_url(snapshot.location):
+        is_new_folder(Path(snapshot.origin), snapshot.repository)
     result = snapshot.verify([version])
     if result.faults:
         raise PipelineError("\n".join([f"{version.tag} is damaged, and nothing was changed", *result.faults]))

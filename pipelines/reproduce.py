@@ -129,13 +129,14 @@ def _link_local(name: str, material: Material, made_by: Lineage, folder: Path) -
     if ":" in name:  # a function of the user, `module:function`
         path = Path(f"{name.partition(':')[0].replace('.', '/')}.py")
     source = _CHECKOUT / path  # or `path` itself, if that is absolute
+    fault = f"{name}: the content that the version was made from, SHA-256 {material.sha256}, is not at {source}"
     if not _has(source, material) and not path.is_absolute():
-        source = _from_dvc(path, made_by, folder) or source
+        try:
+            source = _from_dvc(path, material, made_by, folder)
+        except PipelineError as error:
+            raise type(error)(f"{fault}, and DVC does not provide it ({error}); put it there") from None
     if not _has(source, material):
-        raise PipelineError(
-            f"{name}: the content that the version was made from, SHA-256 {material.sha256}, is neither at {source} "
-            "nor in the DVC remote of this checkout; put it there"
-        )
+        raise PipelineError(f"{fault}; put it there")
     if not path.is_absolute():
         target = folder / _RUN_FOLDER / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,15 +152,23 @@ def _has(path: Path, material: Material) -> bool:
     return path.exists() and lineage.digest(path) == material.sha256
 
 
-def _from_dvc(path: Path, made_by: Lineage, folder: Path) -> Path | None:
-    """Fetch a raw file that DVC tracks, at the commit of the version; return its path, None if it cannot be fetched."""
-    revision, target = made_by.revision("prepare_data"), folder / "data" / path
+def _from_dvc(path: Path, material: Material, made_by: Lineage, folder: Path) -> Path:
+    """Return a raw file or folder from DVC's cache or remote: as it was at the version's commit, or by its MD5."""
+    files, dvc, md5 = folder / "data", Workspace(_CHECKOUT, folder), material.dvc_md5
+    cached = _CHECKOUT / f".dvc/cache/files/md5/{md5[:2]}/{md5[2:]}" if md5 else None
+    if cached and _has(cached, material):
+        return cached
+    revision, target = made_by.revision("prepare_data"), files / path
     commit = (revision and revision.commit) or "HEAD"
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        Workspace(_CHECKOUT, folder).dvc_get(str(_CHECKOUT), path.as_posix(), commit, target)
+        dvc.dvc_get(str(_CHECKOUT), path.as_posix(), commit, target)
     except PipelineError:
-        return None
+        if not md5:
+            raise
+    if md5 and not _has(target, material):  # its pointer was committed after the run, or never
+        for fault in dvc.dvc_json("read", {path.as_posix(): md5}, str(files))["faults"].values():
+            raise PipelineError(fault)
     return target
 
 

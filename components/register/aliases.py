@@ -141,4 +141,4 @@ def _change(assignment: Assignment, version: str) -> Change:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -226,10 +226,8 @@ class Registry(Snapshot):
 
     def _ensure_storage_folder(self, folder: Path) -> None:
         """Create the storage's folder; PipelineError if versions were lost with it, or if it is not writable."""
-        if not folder.is_dir() and self.repository.git("tag", "--list"):
-            raise PipelineError(
-                f"{folder}: the storage with the weights of the registered versions is missing; restore it"
-            )
+        if not (folder / "files").is_dir() and self.repository.git("tag", "--list"):
+            raise PipelineError(f"{folder}: the storage is missing or empty; restore or mount it")
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             raise PipelineError(f"{folder}: not writable; choose another folder for register.storage")
@@ -320,9 +318,10 @@ def is_new_folder(folder: Path, workspace: Workspace) -> bool:
     elif (folder / ".git").is_dir():
         to_write = folder / ".git" / "objects"
         if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
+            origin = workspace.try_git("-C", str(folder), "config", "--get", "remote.origin.url")
             raise PipelineError(
-                f"{folder}: is the working tree of another git repository; "
-                "choose a new folder, a bare repository or a URL"
+                f"{folder}: is the working tree of another git repository; choose a new folder, a bare repository or a "
+                "URL" + (f"; if it is a clone of a registry, name that: {origin.strip()}" if origin else "")
             )
     # A bare repository. Git is not asked: it would answer for a repository around the folder.
     elif (folder / "HEAD").is_file() and (folder / "objects").is_dir():

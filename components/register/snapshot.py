@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from components.register.storage import CONFIG, md5_in, storage_url, write_dvc_config
+from components.register.storage import CONFIG, error_prefix, md5_in, storage_url, write_dvc_config
 from components.shared import lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.lineage import Lineage
@@ -384,7 +384,8 @@ def read_registry(location: str) -> Iterator[Snapshot]:
     with tempfile.TemporaryDirectory(prefix="grpo-pipeline-registry-") as scratch:
         folder = Path(scratch)
         if is_url(location):
-            Workspace(folder, folder).git("clone", "--quiet", "--bare", "--", location, "registry")
+            with error_prefix(location):
+                Workspace(folder, folder).git("clone", "--quiet", "--bare", "--", location, "registry")
             yield Snapshot(location, Workspace(folder / "registry", folder), location)
         else:
             origin = Path(location).resolve()

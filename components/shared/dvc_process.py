@@ -31,6 +31,7 @@ _TRANSIENT = 75
 _DENIED = 77
 """Exit code if a server refuses the credentials."""
 _TRANSIENT_ERRNOS = {errno.EIO, errno.ESTALE, errno.EHOSTUNREACH, errno.ENETUNREACH, getattr(errno, "EREMOTEIO", 5)}
+_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 _TRANSIENT_ERRORS = {
     "ConnectionError",  # Python's, botocore's
     "TimeoutError",
@@ -174,12 +175,15 @@ def store(folders: str) -> None:
 
 
 def read(md5s: str, destination: str | None = None, paths: str = '["."]') -> None:
-    """Read the files below one of `paths` in folders of the storage (JSON: MD5 by name).
+    """Read the files below one of `paths` in folders or files of the storage (JSON: MD5 by name).
 
     Verifies every file, and writes it below `destination` if there is one. Prints `files` (SHA-256 by path), `faults`
     (a message about the missing or damaged object by each file or folder that needs it) and `num_bytes`, as read.
     """
-    report, _ = _read_folders(_storage(), json.loads(md5s), destination, json.loads(paths))
+    odb = _storage()
+    report, damaged = _read_folders(odb, json.loads(md5s), destination, json.loads(paths))
+    if damaged and not odb.fs.exists(odb.path):
+        raise DvcException(f"{_top(odb)}: the storage is missing or empty; restore or mount it")
     print(json.dumps(report))
 
 
@@ -199,7 +203,7 @@ def unpack(folder_md5: str, folder: str) -> None:
     Every copy is read back. A complete one is left alone, so that an interrupted call can be repeated.
     """
     odb = _storage()
-    top = odb.fs.join(odb.fs.parent(odb.fs.parent(odb.path)), folder)  # DVC's objects are below files/md5
+    top = odb.fs.join(_top(odb), folder)
 
     def copy(entry: Mapping[str, str]) -> None:
         target = odb.fs.join(top, *PurePosixPath(entry["relpath"]).parts)
@@ -298,6 +302,8 @@ def _read_object(odb: Any, md5: str, files: Sequence[PurePosixPath], folder: Pat
     except FileNotFoundError:
         raise _DamageError(f"its object {path} is missing from the storage") from None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL_ERRNOS:
+            raise DvcException(f"{copies[0]}: cannot be written: the disk is full") from None
         raise DvcException(f"{files[0]} cannot be read from {_address(odb)}") from error
     if actual != md5:
         raise _DamageError(f"its object {path} is damaged")
@@ -328,13 +334,17 @@ def _objects(repo: Any, path: PurePosixPath) -> Iterator[_Object]:
         odbs = [repo.cache.local if out.hash_name == "md5" else repo.cache.legacy]
         with suppress(NoRemoteError):
             odbs.append(repo.cloud.get_remote_odb(out.remote, hash_name=out.hash_name))
-        entries = _entries(odbs, md5, top) if out.hash_info.isdir else [{"relpath": "", "md5": md5}]
-        for entry in entries:
+        for entry in _entries(odbs, md5, top):
             yield _Object(top / entry["relpath"], entry["md5"], hash_name, odbs[-1])
 
 
 def _entries(odbs: list[Any], folder_md5: str, folder: PurePosixPath) -> Any:
-    """Return the `relpath` and `md5` of each file in a folder, from the first undamaged list of its files in `odbs`."""
+    """Return the `relpath` and `md5` of each file in a folder, from the first undamaged list of its files in `odbs`.
+
+    A single file is its only entry.
+    """
+    if not folder_md5.endswith(".dir"):
+        return [{"relpath": "", "md5": folder_md5}]
     path = odbs[-1].oid_to_path(folder_md5)
     fault = f"its list of files {path} is missing from the storage"
     for odb in odbs:
@@ -348,6 +358,10 @@ def _entries(odbs: list[Any], folder_md5: str, folder: PurePosixPath) -> Any:
             return json.loads(content)
         fault = f"its list of files {path} is damaged"
     raise _DamageError(f"{folder}: {fault}")
+
+
+def _top(odb: Any) -> str:
+    return str(odb.fs.parent(odb.fs.parent(odb.path)))  # DVC's objects are below files/md5
 
 
 def _address(odb: Any) -> str:

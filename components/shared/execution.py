@@ -12,6 +12,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
@@ -114,7 +115,7 @@ class Run(_Record):
     of: str
     """Key of the stage's record."""
     by: str
-    """User and host."""
+    """Who ran it: git's `user.name`, user and host."""
     run_id: str | None
     """Id of the Kubeflow run."""
     run_name: str | None
@@ -167,12 +168,14 @@ def forget_place(work: Path) -> None:
 
 
 def person() -> str:
-    """Return `user@host` of this process."""
+    """Return `user@host` of this process, after the `user.name` that git has in the working folder, if any."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container may run as a number without a name
         user = str(os.getuid())
-    return f"{user}@{platform.node()}"
+    account = f"{user}@{platform.node()}"
+    name = Workspace(Path(), Path(tempfile.gettempdir())).try_git("config", "--get", "user.name")
+    return f"{name.strip()} ({account})" if name and name.strip() else account
 
 
 @cache

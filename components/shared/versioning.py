@@ -36,6 +36,7 @@ _TRANSIENT = re.compile(
 """git's messages when a network or a server has failed."""
 _DENIED = 77
 """Exit code of dvc_process.py if a server refuses the credentials."""
+_UNREADABLE = "Could not read from remote repository."
 _REFUSED = "! ["
 """Beginning of git's line about a rejected ref."""
 
@@ -116,6 +117,8 @@ def _reason(output: str) -> str:
         reasons = [line.removeprefix("remote:").strip() for line in lines if line.startswith("remote:")]
         return "; ".join([refused[0], *filter(None, reasons)])
     errors = [match[1] for match in map(_ERROR.match, lines) if match]
+    if errors[:1] == [_UNREADABLE]:  # ssh's line before it has the reason
+        errors = lines[: lines.index(f"fatal: {_UNREADABLE}")][-1:] or errors
     about_objects = [line for line in errors if _OBJECT.search(line)]
     return [*about_objects, *errors, *lines[-1:], "failed without any output"][0]
 

@@ -91,18 +91,25 @@ def test_code_comes_back_with_its_uncommitted_changes(tmp_path: Path, monkeypatc
 
 
 def test_raw_files_have_to_be_those_of_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file with other content is not taken; the right one is there with the pointer that named it."""
-    monkeypatch.setattr(reproduce, "_CHECKOUT", tmp_path / "checkout")
-    raw = tmp_path / "checkout/data/raw.jsonl"
-    raw.parent.mkdir(parents=True)
-    raw.write_text("{}\n")
-    material = Material(sha256=lineage.file_digest(raw), dvc_md5="0" * 32)
-    reproduce.provide("data/raw.jsonl", material, graph(), tmp_path)
-    assert (tmp_path / "run/data/raw.jsonl").read_text() == "{}\n"
-    assert "md5: '00000000" in (tmp_path / "run/data/raw.jsonl.dvc").read_text()
-    raw.write_text("{} \n")
-    with pytest.raises(PipelineError, match=r"data/raw\.jsonl: the content .* SHA-256 ca3d163b.* is neither at"):
-        reproduce.provide("data/raw.jsonl", material, graph(), tmp_path / "again")
+    """A file with other content is not taken, but that of DVC is, by its MD5; with the pointer that named it."""
+    checkout, name, md5 = tmp_path / "checkout", "data/raw.jsonl", "99914b932bd37a50b983c5e7c90ae93b"
+    monkeypatch.setattr(reproduce, "_CHECKOUT", checkout)
+    raw, config, stored = checkout / name, checkout / ".dvc/config", f"files/md5/{md5[:2]}/{md5[2:]}"
+    places = (raw, checkout / ".dvc/cache" / stored, tmp_path / "remote" / stored)
+    for path in (config, *places):
+        path.parent.mkdir(parents=True)
+    config.write_text("[core]\n    remote = s\n['remote \"s\"']\n    url = ../../remote\n")
+    material = Material(sha256=lineage.value_digest({}), dvc_md5=md5)
+    raw.write_text(" ")
+    with pytest.raises(PipelineError, match=rf"{name}: .* SHA-256 44136fa3.* is not at .*{stored} is missing"):
+        reproduce.provide(name, material, graph(), tmp_path / "none")
+    for run, place in zip(map(tmp_path.joinpath, "abc"), places, strict=True):
+        raw.write_text(" ")
+        place.write_text("{}")
+        reproduce.provide(name, material, graph(), run)
+        assert (run / "run" / name).read_text() == "{}"
+        assert f"md5: {md5}" in (run / "run/data/raw.jsonl.dvc").read_text()
+        place.unlink()
 
 
 def test_models_of_the_hub_are_read_at_their_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

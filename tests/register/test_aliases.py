@@ -59,7 +59,7 @@ def state(location: str) -> tuple[str | None, str | None]:
 
 def test_registrations_promotions_and_rollbacks_are_kept_with_who_when_and_why(registry: str) -> None:
     """A reason may contain anything; candidates are counted apart; GTO sees the same champion."""
-    reason = "more right answers\n\nAction: rollback\n# and faster"
+    reason = "more right answers\n\nAction: rollback\n#\x1b and faster"
     _assign(registry, "v0.0.1", reason=reason)
     _assign(registry, "v0.0.3")
     _assign(registry, "v0.0.1", "rollback", reason="slow")
@@ -118,10 +118,7 @@ def test_one_of_many_simultaneous_decisions_at_a_url_wins(registry: str, tmp_pat
         return ""
 
     with ThreadPoolExecutor(3) as pool:
-        refused = [
-            *filter(None, pool.map(promote, versions)),
-            promote(versions[0]),
-        ]  # the last is later than the others
+        refused = [*filter(None, pool.map(promote, versions)), promote(versions[0])]  # the last after the others
     with read_registry(url) as snapshot:
         (change,) = changes_of(snapshot, NAME, CHAMPION)
     message = f"{NAME}@champion has become {change.version} in the meantime (by {change.by}: {change.reason}); nothing"

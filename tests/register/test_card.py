@@ -9,12 +9,8 @@ from components.register.card import model_card
 from components.shared import jsonl
 
 VERSION = {
-    "name": "grpo-policy",
-    "version": "v0.0.3",
-    "tag": "grpo-policy@v0.0.3",
-    "registry": "registry",
-    "path": "policy",
-    "policy_digest": "4f" * 32,
+    **{"name": "grpo-policy", "version": "v0.0.3", "tag": "grpo-policy@v0.0.3"},
+    **{"registry": "registry", "path": "policy", "policy_digest": "4f" * 32},
 }
 
 

@@ -95,8 +95,7 @@ def test_two_runs_at_once_make_one_version(server: ApiServer) -> None:
 def test_aliases_and_withdrawn_versions_are_brought_up_to_date(server: ApiServer) -> None:
     """All else that the catalogue knows of a version stays, and what it does not have is passed over."""
     _announce(server)
-    before = announced(server)[1]["customProperties"]
-    catalogue = Catalogue(server.url, {})
+    before, catalogue = announced(server)[1]["customProperties"], Catalogue(server.url, {})
     statuses = {"v0.0.1": Status(("candidate", "champion"), withdrawn=False), "v0.0.2": Status((), withdrawn=False)}
     assert [catalogue.update("grpo-policy", statuses) for _ in range(2)] == [1, 0]
     _, version, _ = announced(server)

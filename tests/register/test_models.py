@@ -35,14 +35,9 @@ def register(folder: Path, skill: Mapping[str, float], *, problems: int = 200, g
         stored = registry.store({"policy": policy, "evaluation": inputs["evaluation"]})
         versions = registry.versions(NAME)
         tag = f"{NAME}@v0.0.{len(versions) + 1}"
-        version = {
-            "name": NAME,
-            "version": tag.partition("@")[2],
-            "tag": tag,
-            "parent": versions[-1].tag if versions else None,
-            "policy_digest": folder.name,
-            "registered": {"at": "2026-11-23T01:02:03+00:00", "by": "jane@host", "run": None},
-        }
+        version: dict[str, Any] = {"name": NAME, "version": tag.partition("@")[2], "tag": tag}
+        version |= {"parent": versions[-1].tag if versions else None, "policy_digest": folder.name}
+        version["registered"] = {"at": "2026-11-23T01:02:03+00:00", "by": "jane@host", "run": None}
         files: dict[str, str | Path] = {path.name: path for path in inputs["report"].iterdir()}
         version = registry.commit(version, files, stored, f"Register {tag}")
         message = f"Register {tag}\n\nBundle-Digest: {version['bundle_digest']}\n"
@@ -87,8 +82,7 @@ def test_list_has_a_line_per_version(registry: Path, capsys: pytest.CaptureFixtu
     assert header.split() == ["version", "aliases", "registered", "by", "accuracy:", "SFT,", "GRPO", "gate"]
     assert [line.split()[0] for line in lines] == [f"{NAME}@v0.0.{number}" for number in (1, 2, 3)]
     assert [line.split()[-1] for line in lines] == ["passed", "passed", "enforced"]
-    assert "2026-11-23 01:02 UTC" in lines[0]
-    assert "jane@host" in lines[0]
+    assert "2026-11-23 01:02 UTC  jane@host" in lines[0]
     assert [line.split()[1] for line in lines] == ["-", "-", "candidate"]
     rows = json.loads(_run(capsys, "list", "--json"))
     assert rows[1]["models"]["grpo"]["words"]["total"] == 150
@@ -137,9 +131,8 @@ def test_promotion_and_rollback_are_in_the_history(registry: Path, capsys: pytes
     assert f"{NAME} cannot be rolled back: it has no champion" in _run(capsys, "rollback", "--reason", "slow", code=2)
     _run(capsys, "promote", "v0.0.1", "--reason", "the first")
     shown = _run(capsys, "promote", "v0.0.2", "--reason", "more right answers")
-    assert [line.split()[0] for line in shown.splitlines()] == [
-        *("verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2")
-    ]
+    labels = ["verified", "gate", "comparison", "serving", f"{NAME}@v0.0.2"]
+    assert [line.split()[0] for line in shown.splitlines()] == labels
     assert _champion(registry) == f"{NAME}@v0.0.2"
     message = git(registry, "tag", "--list", "--format=%(contents)", f"{NAME}#{CHAMPION}#2")
     assert re.search(rf"Comparison: champion {NAME}@v0\.0\.1: .*words: \+", message)
@@ -153,6 +146,11 @@ def test_promotion_and_rollback_are_in_the_history(registry: Path, capsys: pytes
     assert rolled_back.endswith("slow")
     error = _run(capsys, "rollback", "--reason", "slow", code=2)
     assert f"cannot be rolled back: there is no champion before {NAME}@v0.0.1" in error
+    git(registry.parent, "clone", "--quiet", str(registry), "clone")
+    error = _run(capsys, "promote", "v0.0.2", "--reason", "slow", "--registry", "clone", code=2)
+    assert error.endswith(f"a URL; if it is a clone of a registry, name that: {registry}\n")
+    with pytest.raises(SystemExit):
+        _run(capsys, "rollback", "--reason", " ")
 
 
 def test_worse_version_is_not_promoted(registry: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import yaml
 
 from components.register.checks import list_storage
 from components.register.registry import fetch
+from components.register.snapshot import read_registry
 from components.shared import jsonl, lineage
 from components.shared.errors import PipelineError, RetryableError
 from components.shared.execution import person
@@ -33,17 +34,10 @@ def test_version_is_a_closed_bundle(registered: Registered, tmp_path: Path) -> N
     registry = tmp_path / "registry"
     digests = (registry / "digests.json").read_bytes()
     assert version == {
-        "format": 2,
-        "name": "grpo-policy",
-        "version": "v0.0.1",
-        "tag": "grpo-policy@v0.0.1",
-        "parent": None,
-        "policy_digest": lineage.digest(policy),
-        "bundle_digest": hashlib.sha256(digests).hexdigest(),
-        "registry": config.registry,
-        "model_registry": None,
-        "path": "policy",
-        "registered": {"at": ANY, "by": person(), "run": None},
+        **{"format": 2, "name": "grpo-policy", "version": "v0.0.1", "tag": "grpo-policy@v0.0.1", "parent": None},
+        **{"registry": config.registry, "model_registry": None, "path": "policy"},
+        **{"policy_digest": lineage.digest(policy), "bundle_digest": hashlib.sha256(digests).hexdigest()},
+        **{"registered": {"at": ANY, "by": person(), "run": None}},
     }
     files = set(git(registry, "ls-tree", "-r", "--name-only", version["tag"]).split())
     assert {"policy.dvc", "model_card.md", "lineage.json", "verdict.json", "summary.json", "report.html"} <= files
@@ -193,10 +187,14 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
         run_register(moved, policy, passed, tmp_path / "none")
     assert list_storage(moved) == [str(refused.value)]
     (tmp_path / "registry-storage").rename(tmp_path / "gone")
-    with pytest.raises(PipelineError, match="storage with the weights of the registered versions is missing"):
+    (tmp_path / "registry-storage").mkdir()  # as where nothing is mounted
+    message = f"{tmp_path}/registry-storage: the storage is missing or empty; restore or mount it$"
+    with pytest.raises(PipelineError, match=message):
         run_register(config, policy, passed, tmp_path / "none")
-    with pytest.raises(PipelineError, match=r"v0\.0\.1: policy: its list of files .*missing"):
+    with pytest.raises(PipelineError, match=message):
         fetch(config.registry, "v0.0.1", tmp_path / "fetched")
+    with read_registry(config.registry) as snapshot, pytest.raises(PipelineError, match=message):
+        snapshot.verify_all()
     assert not (tmp_path / "fetched").exists()
 
 

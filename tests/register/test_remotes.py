@@ -50,12 +50,8 @@ def test_reader_needs_only_credentials(
     assert fetch(str(tmp_path / "registry"), "v0.0.1", tmp_path / "fetched").tag == version["tag"]
     assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
     command = ["artifacts", "get", "registry", "grpo-policy", "--rev", version["version"], "--out", "plain"]
-    subprocess.run(
-        [sys.executable, "-m", "dvc", *command],
-        check=True,
-        cwd=tmp_path,
-        env={**os.environ, "DVC_SITE_CACHE_DIR": str(tmp_path / "site")},
-    )
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
+    subprocess.run([sys.executable, "-m", "dvc", *command], check=True, cwd=tmp_path)
     assert lineage.digest(tmp_path / "plain") == lineage.digest(policy)
     with pytest.raises(PipelineError, match=rf"storage_endpoint: .* are stored in {s3.endpoint}, not in http://other"):
         run_register(_config_of(tmp_path, "http://other:1"), policy, passed, tmp_path / "again")
@@ -98,9 +94,7 @@ def test_weights_behind_ssh(passed: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
         key = server.home / ".ssh/id_ed25519"
         key.unlink()
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, input="y\n", text=True
-        )
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True, input=b"y\n")
         with pytest.raises(PipelineError, match="credentials") as refused:
             fetch(config.registry, "v0.0.1", tmp_path / "refused")
         assert refused.value.exit_code == 2

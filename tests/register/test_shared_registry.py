@@ -124,10 +124,8 @@ def test_version_for_a_protected_branch_goes_to_a_new_branch(
     if protects_tags:
         git(tmp_path, "clone", "--quiet", str(shared), "maintainer")
         commands = text.partition("```bash\n")[2].partition("```")[0]
-        identity = {"GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "b"}
-        subprocess.run(
-            ["bash", "-ec", commands], cwd=tmp_path / "maintainer", env={**os.environ, **identity}, check=True
-        )
+        environment = {**os.environ, "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "b"}
+        subprocess.run(["bash", "-ec", commands], cwd=tmp_path / "maintainer", env=environment, check=True)
     fetch(f"file://{shared}", tag, tmp_path / "fetched")
     assert lineage.digest(tmp_path / "fetched") == lineage.digest(policy)
     with read_registry(f"file://{shared}") as snapshot:

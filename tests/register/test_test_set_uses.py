@@ -27,11 +27,8 @@ def _seen(registry: Path, test_set: str = "t1") -> set[str]:
 def test_each_policy_counts_once_for_each_test_set(tmp_path: Path) -> None:
     """Whether it passed or not; on a separate branch, without a version or a visible change."""
     registry = tmp_path / "registry"
-    for policy, verdict in (
-        ("p1", _verdict_on()),
-        ("p1", _verdict_on(passed=False)),
-        ("p2", _verdict_on(passed=False)),
-    ):
+    missed = _verdict_on(passed=False)
+    for policy, verdict in (("p1", _verdict_on()), ("p1", missed), ("p2", missed)):
         count_test_set_use(str(registry), "model", policy, verdict)
     count_test_set_use(str(registry), "model", "p3", _verdict_on("t2"))
     count_test_set_use(str(registry), "model", "p4", {"passed": True, "looks": None})

@@ -83,6 +83,17 @@ def test_damage_is_refused_with_file_and_object(
         assert words in message
 
 
+def test_full_disk_is_not_blamed_on_the_storage(
+    repository: _Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file that could not be written is named."""
+    monkeypatch.chdir(repository.folder)
+    md5 = repository.objects["single"]
+    (tmp_path / "out").symlink_to("/dev/full")
+    assert dvc_process.main(["read", json.dumps({"out": md5.parent.name + md5.name}), str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"ERROR: {tmp_path}/out: cannot be written: the disk is full\n"
+
+
 _HOSTILE = """
 [core]
     remote = s

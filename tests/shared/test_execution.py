@@ -72,10 +72,14 @@ def test_keys_in_uncommitted_changes_are_found(project: Path) -> None:
 
 
 def test_a_git_that_fails_is_an_error(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lineage without a commit would say that there is no repository."""
+    """Lineage without a commit would say that there is no repository. The name of a person is no such loss."""
+    monkeypatch.chdir(project)
+    git(project, "config", "user.name", "Anna")
+    assert (person := execution.person()).startswith("Anna (")
     (tmp_path / "git").write_text("#!/bin/sh\nexit 128\n")
     (tmp_path / "git").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert f"Anna ({execution.person()})" == person
     with pytest.raises(PipelineError, match=r"^git: failed"):
         _revision(project)
 
@@ -124,9 +128,5 @@ def test_differences_between_environments_are_told_in_words() -> None:
     one = environment(packages={"numpy": "2", "torch": "2.13.0"}, variables={"OMP_NUM_THREADS": "2"})
     other = environment(packages={"numpy": "2", "torch": "2.12.0"}, num_cores=8, gpus=("H200", "H200"))
     assert environment_differences(one, one) == []
-    assert environment_differences(one, other) == [
-        "torch 2.13.0 -> 2.12.0",
-        "OMP_NUM_THREADS 2 -> (absent)",
-        "num cores: 2 -> 8",
-        "gpus: none -> H200, H200",
-    ]
+    software = ["torch 2.13.0 -> 2.12.0", "OMP_NUM_THREADS 2 -> (absent)"]
+    assert environment_differences(one, other) == [*software, "num cores: 2 -> 8", "gpus: none -> H200, H200"]
