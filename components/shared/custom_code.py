@@ -65,6 +65,8 @@ def import_problem(module: str, error: BaseException) -> str:
     problem = f"module {module} cannot be imported ({type(error).__name__}: {' '.join(str(error).split())})"
     if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
         return f"{problem}; put it into the folder in which the command is run or into PYTHONPATH, or install it"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{problem}{raised_at(error)}; install this package"
     return problem if isinstance(error, SyntaxError) else f"{problem}{raised_at(error)}"  # a SyntaxError has its line
 
 

@@ -98,5 +98,5 @@ def test_the_questions_of_a_dataset_are_the_prompts() -> None:
 @pytest.mark.skipif(_IS_INSTALLED, reason="needs an environment without the optional package verifiers")
 def test_without_the_package_the_error_names_it() -> None:
     """And where to install it."""
-    with pytest.raises(PipelineError, match=r"environment: .*No module named 'verifiers'.* or install it"):
+    with pytest.raises(PipelineError, match=r"environment: .*No module named 'verifiers'.*; install this package"):
         _environments(_TASKS)
