@@ -64,7 +64,7 @@ def _sections() -> dict[str, Any]:
 def _stage(name: str) -> dict[str, Any]:
     """Return the DVC stage that runs a stage: its command, the files that it depends on, and its outputs.
 
-    Without any, as for `register`, it always runs: what it makes is not here, and may be missing there.
+    A stage without tracked outputs, `register`, always runs: DVC cannot see whether the registry has the version.
     """
     stage = load_stage(name)
     inputs = {key: f"{_OUTPUTS}/{source}" for key, source in stage.inputs.items()}
