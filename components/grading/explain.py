@@ -50,12 +50,14 @@ def _described(text: str, context: Context) -> str:
         raise
     except Exception as error:  # the parser may fail in any way on a model's text
         return f"nothing: it cannot be read ({type(error).__name__})"
-    if answer.number:
-        described = f"the {'decimal' if answer.number.places else 'number'} {answer.number.value}"
+    if answer.number and answer.number.places:
+        described = f"the decimal {float(answer.number.value):.{answer.number.places}f}"
+    elif answer.number:
+        described = f"the number {answer.number.value}"
     elif structure.kind is Kind.EXPRESSION:
         described = f"{structure.kind} {answer.latex}"
     else:
-        described = f"{structure.kind} of {len(structure.parts)}: {' ; '.join(structure.parts[:_MAX_PARTS])}"
+        described = f"{structure.kind} with {len(structure.parts)} parts: {' ; '.join(structure.parts[:_MAX_PARTS])}"
     unit = ""
     if answer.unit:  # 12 centimetres are the number 12 times 1/100 (length)
         factor = "" if answer.unit.factor == 1 else f" times {answer.unit.factor}"

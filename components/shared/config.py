@@ -411,7 +411,9 @@ def _about_value(model: type[BaseModel], error: ErrorDetails) -> tuple[KeyPath, 
         key = limits["discriminator"].strip("'")
         return (*location, key), _about_tag(models, key, limits.get("tag"))
     if kind == "missing" and isinstance(location[-1], str):
-        return location, "required key is missing"
+        is_section = len(location) == 1 and models
+        hint = "; add it, or extend a preset that has it, such as `extends: params.yaml`" if is_section else ""
+        return location, f"required {'section' if is_section else 'key'} is missing{hint}"
     if kind == "missing":  # an item of a tuple
         location, kind, limits = location[:-1], "too_short", {"min_length": int(location[-1]) + 1}
     accepted = _ACCEPTED.get(kind) or _ACCEPTED.get(kind.partition("_")[0])

@@ -75,6 +75,8 @@ def show(name: str, *, as_json: bool) -> None:
         return
     gate = f", gate {summary['gate']}" if summary["gate"] else ""
     version = f", registered {summary['version']}" if summary["version"] else ""
+    if version and summary["gate"] == "missed":
+        gate += " but not enforced"
     print(f"{run.name}: {run.state}{gate}{version}")
     for stage in run.stages.values():
         print_labelled(stage.name, _stage_lines(stage))
