@@ -32,7 +32,7 @@ from components.shared.errors import raise_all
 from components.shared.problem import Split
 from components.shared.tools import ToolsConfig
 from components.shared.versioning import is_url
-from components.train_grpo.config import LimitsConfig, TrainGRPOConfig
+from components.train_grpo.config import TrainGRPOConfig
 from components.train_sft.config import TrainSFTConfig
 from components.validate_data.config import ValidateConfig
 
@@ -82,11 +82,9 @@ with warnings.catch_warnings():
             return self.evaluate.tools or (protocol.tools if protocol.prompt else self.train_sft.model.tools)
 
 
-CLUSTER, DEPLOYMENT = "cluster", "deployment"
+CLUSTER, DEPLOYMENT, ALL_SECTIONS = "cluster", "deployment", "params"  # the last: a file of `write_sections`
 STAGES = tuple(name for name in Params.model_fields if name not in {CLUSTER, DEPLOYMENT})
 """The stages of the graph in running order; each has a section of the same name."""
-ALL_SECTIONS = "params"
-"""Name of the file with all sections that `write_sections` writes."""
 _MODELS: dict[str, Any] = {name: field.annotation for name, field in Params.model_fields.items()}
 SHARED_KEYS = tuple((name, key) for name, model in _MODELS.items() for key in shared_keys(model))
 """Section and name of each key that may be omitted, as it is then taken from another section."""
@@ -100,12 +98,9 @@ def load_params(path: Path) -> Params:
 
 
 def wrong_params(values: Sections, path: Path | None = None, settings: Sequence[str] = ()) -> list[str]:
-    """Return a line for each error in the sections of a params file, with `--set` or the place in `path` of its keys.
-
-    `settings` are the keys that `--set` has set.
-    """
-    origin = "--set " if settings else ""  # `read_params` refuses secrets in files
-    secrets = [f"{origin}{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
+    """Return a line for each error in a params file, with its place in `path`, or `--set` for keys in `settings`."""
+    by = "--set " if settings else ""  # `read_params` refuses secrets in files
+    secrets = [f"{by}{named(keys)}: {HOLDS_SECRET}" for keys in keys_with_secrets(dict(values))]
     errors = problems(Params, values, name="", path=path, settings=settings)
     # A key that is taken from another section repeats the errors there.
     repeated = [f"{section}.{key}" for section, key in SHARED_KEYS if key not in values.get(section, {})]
@@ -127,8 +122,8 @@ def write_sections(params: Params, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{ALL_SECTIONS}.yaml").write_text(as_yaml(params), encoding="utf-8")
     for stage in STAGES:
-        section = {stage: without_operational(getattr(params, stage))}
-        (folder / f"{stage}.yaml").write_text(_dump(section), encoding="utf-8")
+        text = _dump({stage: without_operational(getattr(params, stage))})
+        (folder / f"{stage}.yaml").write_text(text, encoding="utf-8")
 
 
 def _dump(values: Sections) -> str:
@@ -147,20 +142,7 @@ def contradictions(params: Params, data: Path | None = None) -> list[str]:
 
 def advisories(params: Params, data: Path | None = None) -> list[str]:
     """Return a warning for each setting without effect, and for a gate of too little power if the params allow it."""
-    return [*_without_effect(params.train_grpo), *([] if _must_have_power(params) else _weak_gate(params, data))]
-
-
-def _without_effect(config: TrainGRPOConfig) -> Iterator[str]:
-    """Yield a line for each setting of GRPO that cannot take effect in so few steps, or beside another setting."""
-    limits, validation, num_steps = config.limits, config.validation, config.num_steps
-    if limits.over_steps >= num_steps and limits != LimitsConfig(over_steps=limits.over_steps):
-        yield f"train_grpo.limits: over_steps is {limits.over_steps} and num_steps {num_steps}: no limit stops training"
-    if validation and validation.patience:
-        needed = (1 + validation.patience) * validation.every_steps
-        if needed >= num_steps:
-            yield f"train_grpo.validation: patience stops after step {needed} or later, and num_steps is {num_steps}"
-    if config.schedule == "cosine" and config.final_learning_rate_fraction == 1:
-        yield "train_grpo.schedule: cosine changes nothing, as final_learning_rate_fraction is 1.0"
+    return [*params.train_grpo.without_effect(), *([] if _must_have_power(params) else _weak_gate(params, data))]
 
 
 def _must_have_power(params: Params) -> bool:

@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from components.environments.pool import environment_error
 from components.evaluate.protocols import PROTOCOLS
@@ -22,7 +19,7 @@ from components.shared.config import HOLDS_SECRET, keys_with_secrets, named
 from components.shared.custom_code import is_custom
 from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, SecretsConfig
 from components.shared.errors import PipelineError
-from components.shared.model import ChatConfig, context_tokens, local_model, model_config
+from components.shared.model import ChatConfig, context_tokens, require_weights
 from components.shared.problem import Split
 from components.shared.tool_use import wrong_tools
 from components.train_grpo.custom_rewards import reward_errors
@@ -31,8 +28,7 @@ from components.train_sft.config import TrainSFTConfig
 Check = Callable[[], Any]
 
 BASE_MODEL = "train_sft.model.base"
-_NUM_TRIALS = 3
-"""Problems for which an environment is tried: it may reject some, such as those whose answer is not a number."""
+_NUM_TRIALS = 3  # problems for which an environment is tried: it may reject some, such as those with words as answers
 _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 
 
@@ -44,28 +40,17 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
     models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
-        models["train_grpo.reward.model.base"] = (reward_model.base, partial(_require_weights, reward_model.base))
+        models["train_grpo.reward.model.base"] = (reward_model.base, partial(require_weights, reward_model.base))
     if teacher := params.train_grpo.teacher:
-        models["train_grpo.teacher.base"] = (teacher.base, partial(_require_weights, teacher.base))
+        models["train_grpo.teacher.base"] = (teacher.base, partial(require_weights, teacher.base))
     return models
-
-
-def _require_weights(base: str) -> None:
-    """Raise PipelineError unless a model has its files, and the weights in a folder have the size of their header."""
-    model_config(base)
-    for file in Path(local_model(base)).glob("*.safetensors"):  # none for a model on the hub
-        try:
-            with safe_open(file, framework="np"):
-                pass
-        except SafetensorError as error:
-            raise PipelineError(f"{file}: cannot be read ({error}); is the file truncated?") from None
 
 
 def _context(config: TrainSFTConfig) -> int | None:
     """Return the base model's context in tokens; PipelineError if its chat template cannot be used as configured."""
     context = context_tokens(config.model.base)
     if not config.model.scratch:
-        _require_weights(config.model.base)
+        require_weights(config.model.base)
     template = prompt_format(config.model.model_copy(update={"tools": None}))  # `unusable_tools` checks the tools
     template.prompt("1 + 1?")
     if config.num_steps:
@@ -90,10 +75,7 @@ def unusable_rewards(params: Params, *, trained_here: bool = False) -> list[str]
 
 
 def unusable_environment(params: Params, *, trained_here: bool = False) -> list[str]:
-    """Return a line for each environment that cannot be created or, if `trained_here`, fails for the first problems.
-
-    Unless `trained_here`, only custom environments are created.
-    """
+    """Return a line for each environment that fails; unless `trained_here`, custom ones are only created."""
     environments = {TOOLS: params.train_sft.model.tools}
     if params.evaluation_tools != environments[TOOLS]:
         environments["evaluate.tools"] = params.evaluation_tools

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
+from safetensors import SafetensorError, safe_open
 
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
@@ -183,6 +184,17 @@ def model_config(base: str) -> dict[str, Any]:
         require_model_folder(Path(base))
     config: dict[str, Any] = jsonl.read_json(model_file(base, _CONFIG))
     return config
+
+
+def require_weights(base: str) -> None:
+    """Raise PipelineError unless a model has its files, and the weights in a folder have the size of their header."""
+    model_config(base)
+    for file in Path(local_model(base)).glob("*.safetensors"):  # none for a model on the hub
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except SafetensorError as error:
+            raise PipelineError(f"{file}: cannot be read ({error}); is the file truncated?") from None
 
 
 def local_model(base: str) -> str:

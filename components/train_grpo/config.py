@@ -5,6 +5,7 @@ Variants of a formula are the values of a Literal; objective.py has a case for e
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -448,6 +449,18 @@ class TrainGRPOConfig(Config):
         """Return whether a key does not affect the result: without a validated policy, `limits` only fail a run."""
         has_best = self.validation is not None and self.checkpoint.keep_best
         return super().is_operational(key) or (key == "limits" and not has_best)
+
+    def without_effect(self) -> Iterator[str]:
+        """Yield a line for each setting that cannot take effect in so few steps, or beside another setting."""
+        limits, validation, num_steps = self.limits, self.validation, self.num_steps
+        if limits.over_steps >= num_steps and limits != LimitsConfig(over_steps=limits.over_steps):
+            yield f"train_grpo.limits: over_steps is {limits.over_steps} and num_steps {num_steps}: no limit applies"
+        if validation and validation.patience:
+            needed = (1 + validation.patience) * validation.every_steps
+            if needed >= num_steps:
+                yield f"train_grpo.validation: patience stops after step {needed} or later; num_steps is {num_steps}"
+        if self.schedule == "cosine" and self.final_learning_rate_fraction == 1:
+            yield "train_grpo.schedule: cosine changes nothing, as final_learning_rate_fraction is 1.0"
 
     @model_validator(mode="after")
     def _adapters_fit(self) -> "TrainGRPOConfig":
