@@ -99,7 +99,7 @@ def test_a_verdict_can_be_explained(tmp_path: Path, program: Program) -> None:
     path.write_text("".join(lines))
     echo, none, pair, units = program("grade", "--explain", "--answer", "boxed", str(path)).out.strip().split("\n\n")
     assert "extracted nothing" in none
-    assert "read as   tuple of 2: 1 ; 3" in pair
+    assert "read as   tuple with 2 parts: 1 ; 3" in pair
     assert re.findall("read as   (.*)", units) == ["the number 12 times 1/100 (length)", "the number 12 (length)"]
     assert echo.splitlines() == [
         "verdict   wrong: echoes the question",

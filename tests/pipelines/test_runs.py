@@ -249,7 +249,7 @@ def test_a_registry_that_cannot_be_read_is_named(made_runs: Path, tmp_path: Path
     """The runs are listed all the same; each version and each run has the name of its registry if there are several."""
     text = write(made_runs / "outputs", (tmp_path / "gone").as_uri()).read_text(encoding="utf-8")
     assert "4 runs, 1 registered version" in text
-    assert re.search(r'class="banner warning"><p>git: .*gone', text)
+    assert re.search(r'class="banner warning"><p>file://.*gone: .*git: ', text)
     registries = [str(made_runs / "registry"), str(shutil.copytree(made_runs / "registry", tmp_path / "other"))]
     pages = [write(made_runs / "outputs", each).read_text(encoding="utf-8") for each in registries]
     counts = [[page.count(f">in {registry}</div>") for registry in registries] for page in pages]
