@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
-from safetensors import SafetensorError, safe_open
 
 from components.shared import durable, jsonl, lineage
 from components.shared.answer_policy import AnswerPolicy
@@ -188,6 +187,8 @@ def model_config(base: str) -> dict[str, Any]:
 
 def require_weights(base: str) -> None:
     """Raise PipelineError unless a model has its files, and the weights in a folder have the size of their header."""
+    from safetensors import SafetensorError, safe_open
+
     model_config(base)
     for file in Path(local_model(base)).glob("*.safetensors"):  # none for a model on the hub
         try:
