@@ -359,7 +359,9 @@ _HAS_WORDS = re.compile(
     r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
 _SECOND_SENTENCE = re.compile(r"[a-z\d][.!?]\s+[A-Z]|\d(?:[.!?]\s+|\s*\n)\d|\d, (?:so|therefore|thus|hence)\b")
-_TRAILING_CLAUSE = re.compile(r",? (?:after (?:\w+ing|the|he|she|they|it)|because|not) .*", re.DOTALL)
+_TRAILING_CLAUSE = re.compile(  # of a sentence; not one that states a value, such as "because she had 3, so 2 are left"
+    rf"(?:,? (?:after (?:\w+ing|the|he|she|they|it)|because)|, not) (?!.*(?:{_COPULA.pattern})\D*\d)(?:[^,]|,\d)*$"
+)
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
 _MAX_LINE_CHARACTERS = 100
@@ -529,7 +531,9 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
 
 def _last_value(sentence: str) -> Span | None:
     """The first formula or number after the last "is" of a sentence, or else the last one of the sentence."""
-    if (clause := _TRAILING_CLAUSE.search(sentence)) and re.search(r"\d", sentence[: clause.start()]):
+    # The search may take quadratic time, so long sentences are left alone.
+    clause = _TRAILING_CLAUSE.search(sentence) if len(sentence) <= _MAX_BARE_CHARACTERS else None
+    if clause and re.search(r"\d", sentence[: clause.start()]):
         sentence = sentence[: clause.start()]
     words = _without_formulas(sentence)
     values = [Span(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
