@@ -55,7 +55,7 @@ def _described(text: str, context: Context) -> str:
     elif answer.number:
         described = f"the number {answer.number.value}"
     elif structure.kind is Kind.EXPRESSION:
-        described = f"{structure.kind} {answer.latex}"
+        described = f"the {structure.kind} `{answer.latex}`"
     else:
         described = f"{structure.kind} with {len(structure.parts)} parts: {' ; '.join(structure.parts[:_MAX_PARTS])}"
     unit = ""

@@ -222,7 +222,7 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss of more than the margin, {100 * gate.margin:.1f} points, cannot be ruled out"
+        text += f"; a loss of more than {100 * gate.margin:.1f} points (the margin) cannot be ruled out"
     return text
 
 

@@ -46,7 +46,7 @@ def list_runs(text: str, *, as_json: bool) -> None:
     elif not summaries:
         print(f"{OUTPUTS / 'runs'} has no {f'run that says {text!r}' if text else 'runs'}")
     else:
-        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "rm frees", "note")]
+        rows = [("run", "state", *MODELS.values(), "gate", "version", "size", "freeable", "note")]
         for each in summaries:
             scores = each["accuracy"]
             accuracies = [percent(scores[model]) if model in scores else "-" for model in MODELS]

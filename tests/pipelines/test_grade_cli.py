@@ -106,6 +106,6 @@ def test_a_verdict_can_be_explained(tmp_path: Path, program: Program) -> None:
         "expected  26000",
         "read as   the number 26000",
         "extracted 513^2 - 487^2",
-        "read as   expression 513^2 - 487^2",
+        "read as   the expression `513^2 - 487^2`",
         "rule      The answer repeats an expression of the question, and is not in the expected form.",
     ]
