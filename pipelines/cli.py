@@ -139,7 +139,7 @@ def parser() -> argparse.ArgumentParser:
     option("--from", dest="start", default="", metavar="STAGE", help=text)
     option("--fresh", action="store_true", help="recompute every stage; reuse nothing from earlier runs")
     option("--dry-run", action="store_true", help="check everything, say which stages would run and why, run nothing")
-    text = "what follows the start time in the run's name (default: the name of its params file)"
+    text = "end of the run's name, after the start time (default: the name of its params file)"
     option("--name", default="", help=text)
     option("--note", default="", metavar="TEXT", help="purpose of the run, shown by `runs list` and outputs/index.html")
     option("--tag", dest="tags", action="append", default=[], help="word to find the run by; may be repeated")
@@ -252,10 +252,11 @@ def _add_evaluate(commands: Any) -> None:
     option = _add(commands, "evaluate", "pipelines.evaluate:evaluate", text, _REGISTRY)
     option("model", metavar="MODEL", nargs="?", help=_MODEL)
     option("--list", dest="listed", action="store_true", help="print the names of the protocols and exit")
-    option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help="may be repeated")
+    text = "test set with a prompt; may be repeated"
+    option("--protocol", dest="protocols", action="append", default=[], metavar="NAME", help=text)
     text = "raw or prepared problems (default: those of MODEL if it is a run, else data/raw)"
     option("--data", type=Path, metavar="DIR", help=text)
-    text = "solved examples for the prompt (default: of the training split)"
+    text = "solved examples for the prompt (default: those of the training split)"
     option("--examples", type=Path, metavar="FILE", help=text)
     option("--output", type=Path, metavar="DIR", help="(default: outputs/evaluations/NAME-OF-MODEL)")
     # The following options are keys of the section `evaluate`, and have their names.
@@ -292,7 +293,7 @@ def _add_use(commands: Any) -> None:
     option = _add(commands, "grade", "pipelines.grade:grade", "grade responses of any model, without a run")
     text = "JSON lines with `gold`, `response` and optionally `question`; - for standard input"
     option("file", metavar="FILE", help=text)
-    text = "where a response has to state its answer (default: %(default)s)"
+    text = "which forms of stating an answer count (default: %(default)s)"
     option("--answer", choices=[*map(str, AnswerPolicy)], default=str(AnswerPolicy.STATED), help=text)
     text = "print the answer that was read and the rule that decided, instead of JSON"
     option("--explain", action="store_true", help=text)

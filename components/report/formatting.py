@@ -47,10 +47,9 @@ def test_set_use(use: Mapping[str, Any]) -> str:
     number, chance = use["number"], f"{100 * use['false_promotion']:.3g}"
     if number == 1:
         return "no other policy was judged on these test problems before"
-    others = "one other policy was" if number == 2 else f"{number - 1:,} other policies were"
     return (
-        f"{others} judged on these test problems before: if none of the {number:,} is better than SFT, the chance "
-        f"that one passes is up to {chance}\N{NO-BREAK SPACE}%"
+        f"{number:,} policies, including this one, were judged on these test problems: if none is better than SFT, "
+        f"the chance that at least one passes is up to {chance}\N{NO-BREAK SPACE}%"
     )
 
 
