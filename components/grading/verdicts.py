@@ -25,7 +25,7 @@ class Reason(StrEnum):
     # There is no answer, or it is in a form that is never right.
     NO_ANSWER = "no final answer", "The response states no answer where the grader looks for one."
     TRUNCATED = "truncated at the length limit", "The response was cut off, so its last words may not be its answer."
-    TOO_LONG = "too long", "No answer is that long."
+    TOO_LONG = "too long", "The text is too long for an answer."
     SEVERAL_ANSWERS = "several answers", "The answer offers alternatives, or lists things without choosing one."
     NOT_UNDERSTOOD = "text that is not understood", "The answer contains unknown notation."
     COSTLY = "too large or too deep to compute", "The answer would take too long to read or to evaluate."
