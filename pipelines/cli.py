@@ -236,7 +236,7 @@ def _add_models(commands: Any) -> None:
     option("--remove", action="store_true", help="remove the checkpoints of RUN")
     text = "the audit trail: who registered, promoted and rolled back which version, when and why"
     _add(actions, "history", f"{models}:history", text, name, _REGISTRY, _JSON)
-    text = "make a version the champion, if it is undamaged, answers through vLLM, and is no worse than the current one"
+    text = "make a version the champion, if it is undamaged, works in vLLM, and is no worse than the current one"
     option = _add(actions, "promote", "pipelines.promotion:promote", text, _VERSION, _REGISTRY, _REASON)
     option("--alias", default="champion", help="give another alias, with fewer checks")
     option("--force", action="store_true", help="promote although a check fails, which is recorded")

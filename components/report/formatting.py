@@ -48,8 +48,8 @@ def test_set_use(use: Mapping[str, Any]) -> str:
     if number == 1:
         return "no other policy was judged on these test problems before"
     return (
-        f"{number:,} policies, including this one, were judged on these test problems: if none is better than SFT, "
-        f"the chance that at least one passes is up to {chance}\N{NO-BREAK SPACE}%"
+        f"{number:,} policies, including this one, were judged on these test problems; the chance that one of them "
+        f"passes without being better than SFT is up to {chance}\N{NO-BREAK SPACE}%"
     )
 
 

@@ -222,7 +222,8 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
             f"p = {probability(answered['p_value'])}"
         )
     if not part["not_worse"]:
-        text += f"; a loss of more than {100 * gate.margin:.1f} points (the margin) cannot be ruled out"
+        bound, least = points(part["lower_bound"]), points(-gate.margin)
+        text += f"; since a lower bound of {bound} is below {least}, the policy also counts as worse than {other}"
     return text
 
 
