@@ -293,9 +293,9 @@ def _add_use(commands: Any) -> None:
     option = _add(commands, "grade", "pipelines.grade:grade", "grade responses of any model, without a run")
     text = "JSON lines with `gold`, `response` and optionally `question`; - for standard input"
     option("file", metavar="FILE", help=text)
-    text = "which forms of stating an answer count (default: %(default)s)"
+    text = "forms in which a response may give its answer (default: %(default)s)"
     option("--answer", choices=[*map(str, AnswerPolicy)], default=str(AnswerPolicy.STATED), help=text)
-    text = "print the answer that was read and the rule that decided, instead of JSON"
+    text = "print how each answer was read and which rule decided, instead of JSON lines with verdicts"
     option("--explain", action="store_true", help=text)
 
 

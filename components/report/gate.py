@@ -228,7 +228,7 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
 
 
 def _bound(bound: float, level: float, required: float) -> str:
-    return f"lower bound {points(bound)} at {100 * (1 - level):g} % confidence (must be at least {points(required)})"
+    return f"{100 * (1 - level):g} % lower confidence bound {points(bound)} (must be at least {points(required)})"
 
 
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:

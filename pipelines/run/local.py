@@ -107,7 +107,7 @@ def run(
     (folder / history.PARAMS).write_text(f"{heading(path, settings)}{as_yaml(config)}", encoding="utf-8")
     screen.show(f"{path} -> {folder}/", Style.DIM)
     if files := uncommitted_files(patch):
-        screen.show(f"uncommitted changes are recorded in every lineage: {listed(files)}", Style.DIM)
+        screen.show(f"uncommitted changes, recorded in the lineage of every stage: {listed(files)}", Style.DIM)
     _show_warnings(warnings, screen)
     exit_code = _run(folder, config, screen, fresh_from)
     lock.release()
