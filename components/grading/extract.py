@@ -309,7 +309,13 @@ _INTRODUCES = re.compile(
 )
 _NAMES_SUBJECT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)|\u3002(?=.)|\n)")
+_VERB = re.compile(  # or the beginning of a main clause
+    rf"{_COPULA.pattern}|, (?:so|then|thus|hence|therefore)\b|(?<!\bto )\b(?:has|have|had|can|could|will|would|must"
+    r"|should|gets?|got|needs?|needed|takes?|took|answered|makes?|made|earns?|earned|pays?|paid|costs?|spends?|spent"
+    r"|reads?|eats?|ate|uses?|used|saves?|saved|owes?|owed|simplifies to|reduces to|comes to|totals)\b",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)(?!\s*=)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
     r"we (?:find|get|have))\b|\u6240\u4ee5|\u56e0\u6b64|\u6545",
@@ -317,11 +323,12 @@ _CONCLUDES = re.compile(
 )
 _NO_SOLUTION = re.compile(r"(?:\w+, )?there (?:is|are) no (?:real )?solutions?\.", re.IGNORECASE)
 _EQUATION_END = re.compile(r"(?: [a-z]+){0,3}\s*")
-_FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\))[*\s]*$")
+_FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\)|\*\*)[*\s]*$")
 _NUMBER = (
-    r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212]?(?:\\?[$€£]\s?)?"
-    r"(?:(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
-    r"(?:\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
+    r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212\u00b1]?(?:\\?[$€£]\s?)?"
+    r"(?:\d{1,2}:\d\d(?:\s?[ap]\.?m\b\.?)?|\d+ \d+/\d+|\d*[\u00bc-\u00be\u2153-\u215e]|\d*\u221a\(?\d+\)?"
+    r"|(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
+    r"(?:\u03c0|\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
 _NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _OTHER_FORM = re.compile(
@@ -330,7 +337,17 @@ _OTHER_FORM = re.compile(
     rf"|(?P<words>(?i:{_NUMBER_WORD}\b(?:[ -](?:and|a|{_NUMBER_WORD})\b){{0,12}})(?: [a-z]+){{0,2}}))"
     r"(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
 )
-_NUMBERS = re.compile(_NUMBER + r"(?:\s*(?:,|,?\s*(?:and|or)\s)\s*" + _NUMBER + r")*(?![a-zA-Z0-9_^]|[.,]\d)")
+_ONE_NUMBER = re.compile(
+    rf"(?:{_NUMBER}|\([-+\u2212]?\d[\d./]*(?:,\s?[-+\u2212]?\d[\d./]*)+\))(?![a-zA-Z0-9_^\u221a\u03c0]|[.,]\d)"
+)
+_IN_LIST = re.compile(r"\s*(?:,|,?\s*(?:and|or)\s)\s*(?:[a-z]\s*=\s*)?")
+_NUMBER_IN_WORDS = re.compile(rf"\b(?!(?:one|a)\b){_NUMBER_WORD}(?:[ -](?:and |a )?{_NUMBER_WORD})*\b", re.IGNORECASE)
+_IS_COMPARED = re.compile(r"(?:\s+\w+){1,3}\s+than\s+\W?\d")
+_NAME_BEFORE = re.compile(r"(?<!\w)([a-z])\s*=\s*$")
+_GIVEN = re.compile(  # before a number that the sentence does not state, as in "5 days to read the 30 pages"
+    r"\b(?:in|for|per|every|than|within|out of|the|all|these|those|her|his|their|its|next|last|first|other)\s$",
+    re.IGNORECASE,
+)
 _ASIDE = re.compile(r"(?<=[0-9$)}]),\s+(?:as|which|since|because|so)\b")
 _CALCULATION = re.compile(r"<<[^<>]*>>")  # GSM8K's calculator marks
 _NO_STATEMENT = re.compile(
@@ -358,9 +375,22 @@ _HAS_WORDS = re.compile(
     r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?:'[a-z]+)?\s+(?:[^\W\d]{2,})|\b(?:is|are|equals)\b"
     r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
-_SECOND_SENTENCE = re.compile(r"[a-z\d][.!?]\s+[A-Z]|\d(?:[.!?]\s+|\s*\n)\d|\d, (?:so|therefore|thus|hence)\b")
+_SECOND_SENTENCE = re.compile(
+    r"[a-z\d)][.!?]\s+[A-Z(\d]|\d\s*\n\d|\d, (?:so|therefore|thus|hence)\b|=.*(?:\n|[\u2192\u21d2\u27f9]).*="
+)
 _TRAILING_CLAUSE = re.compile(  # of a sentence; not one that states a value, such as "because she had 3, so 2 are left"
-    rf"(?:,? (?:after (?:\w+ing|the|he|she|they|it)|because)|, not) (?!.*(?:{_COPULA.pattern})\D*\d)(?:[^,]|,\d)*$"
+    rf"(?:(?:,? (?:after (?:\w+ing|the|he|she|they|it)|because)|, not) (?!.*(?:{_COPULA.pattern})\D*\d)"
+    r"|,? (?:(?:if|when|where)(?!.*\d\s*[-+\u2212*/\u00d7\u00f7]\s*\d)|compared (?:to|with)|who(?:se)?"
+    r"|that (?:costs?|was|were|are|has|have)|which is (?:about|approximately|also|the same as|equal to|equivalent to)"
+    r"|(?:at|for) \$?[a-z]\$? ?=)\s)"
+    r"(?:[^,]|,\d)*$"
+)
+_REMARK_IN_BRACKETS = re.compile(r"(?<=[\s*])\((?=[^()]*[a-z]{2})(?:[^()]|\([^()]*\))*\)")
+_CONDITION_IN_BRACKETS = re.compile(r"\*{0,2} \((?:in|for|where|if|when|since|because|rounded)\b[^()]*\)$")
+_REMARK = re.compile(  # at the end of a text, unless it concludes something
+    r"(?:(?<=[.!?)$*]\s)|(?<=\n))\W*(?:verification|check(?:ing)?|to (?:check|verify)|note(?: that)?)\b[*:,]"
+    r"(?:(?!\b(?:so|therefore|thus|hence|actually|answer|solution)\b).)*\Z|[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]+\Z",
+    re.IGNORECASE | re.DOTALL,
 )
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
@@ -369,6 +399,7 @@ _MAX_LINE_CHARACTERS = 100
 
 _COURTESY_WORDS = re.compile(
     r"I hope|[Ll]et me know|[Ff]eel free|[Hh]ope (?:this|that|it)|[Hh]appy to help|[Gg]ood luck|[Ii]f you (?:need|have)"
+    r"|Is there anything|Would you like|Do you (?:want|need|have)|Can I help"
 )
 _COURTESY = re.compile(rf"(?:(?:^|(?<=[.!?)$*\n]))\s*(?:{_COURTESY_WORDS.pattern})[^.!?\n0-9]{{0,120}}[.!?]*\s*)+$")
 _MENTIONS_ANSWER = re.compile("a(?:nswer|:|ctually)|\u7b54\u6848", re.IGNORECASE)
@@ -485,14 +516,15 @@ def _until_end(text: str, start: int) -> tuple[str, int]:
         return _formula_content(formula), formula.end()
     end = _SENTENCE_END.search(text, start)
     sentence = _ASIDE.split(text[start : end.start() if end else len(text)])[0]
-    return sentence.strip().rstrip(".!\u3002").strip("\"'* "), start + len(sentence)
+    answer = _CONDITION_IN_BRACKETS.sub("", sentence.strip().rstrip(".!\u3002"))
+    return answer.strip("\"'* "), start + len(sentence)
 
 
 def _bare(text: str) -> str | None:
     """The whole text if it is only an answer, without a sentence around it."""
     if not text or len(text) > _MAX_BARE_CHARACTERS or "\n\n" in text:
         return None
-    if text[0].isdigit() and _SECOND_SENTENCE.search(text):  # "3 * 4 = 12. She has 12 apples."
+    if re.search(r"[\d=]", text) and _SECOND_SENTENCE.search(text):  # "3 * 4 = 12. She has 12 apples."
         return None
     formula = _FORMULA.search(text)
     if formula and re.search(r"[^\W\d_]{3,}", text[: formula.start()]):  # a label, as in "Answer $9$"
@@ -504,10 +536,13 @@ def _bare(text: str) -> str | None:
 
 def _concluded(text: str, *, last_sentence: bool) -> str | None:
     """The value in the last sentence, if that is finished and says "therefore" or the like, or is the only sentence."""
+    text = _REMARK.sub("", text)
     # A full stop inside a formula does not end a sentence.
     ends = [match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))]
     parts = (text[start:end].strip() for start, end in pairwise([0, *ends, len(text)]))
     sentences = [part for part in parts if part]
+    if len(sentences) > 1 and _REMARK_IN_BRACKETS.fullmatch(f" {sentences[-1]}", 1):
+        sentences.pop()
     if not sentences or "?" in sentences[-1]:
         return None
     last = sentences[-1]
@@ -515,10 +550,12 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
         last = f"{sentences[-2]} {last}"
     if last_sentence and _NO_SOLUTION.fullmatch(last):
         return "no solution"
-    value = _last_value(last)
-    if value is None:
+    value = _last_value(last) or (_words(last) if last_sentence else None)
+    if value is None or _IS_COMPARED.match(last, value.end):
         return None
-    is_result = last[: value.start].rstrip().endswith(("=", ":")) and _EQUATION_END.fullmatch(last, value.end)
+    is_line = len(sentences) > 1 and text[: -len(last)].endswith("\n")
+    begins = last[: value.start].rstrip().endswith(("=", ":")) or (is_line and not value.start)
+    is_result = begins and _EQUATION_END.fullmatch(last, value.end)
     if not (_FINISHED.search(last) or value.end == len(last) or is_result):
         return None
     answer = value.content + scale_behind(last[value.end :])
@@ -530,23 +567,58 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
 
 
 def _last_value(sentence: str) -> Span | None:
-    """The first formula or number after the last "is" of a sentence, or else the last one of the sentence."""
-    # The search may take quadratic time, so long sentences are left alone.
-    clause = _TRAILING_CLAUSE.search(sentence) if len(sentence) <= _MAX_BARE_CHARACTERS else None
-    if clause and re.search(r"\d", sentence[: clause.start()]):
-        sentence = sentence[: clause.start()]
+    """The formula, number or list after the last verb of a sentence, such as "is", or else the last one.
+
+    A number that the sentence only mentions, as in "for 4 days", counts only if there is no other.
+    """
+    if len(sentence) <= _MAX_BARE_CHARACTERS:  # the searches may take quadratic time
+        plain = _REMARK_IN_BRACKETS.sub(lambda match: " " * len(match[0]), sentence)
+        sentence = plain if re.search(r"\d", plain) else sentence
+        clause = _TRAILING_CLAUSE.search(sentence)
+        if clause and re.search(r"\d", sentence[: clause.start()]):
+            sentence = sentence[: clause.start()]
     words = _without_formulas(sentence)
     values = [Span(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
-    values += [Span(*match.span(), match.group().strip()) for match in _NUMBERS.finditer(words)]
+    values += [Span(*match.span(), match.group().strip()) for match in _ONE_NUMBER.finditer(words)]
+    values = _with_lists(sentence, sorted(values))
     if not values:
         return None
     bold = [value for value in values if sentence.count("**", 0, value.start) % 2]
     if len(bold) == 1:  # "She earned **$10** for 50 minutes."
         return bold[0]
-    copulas = [match.end() for match in _COPULA.finditer(words)]
-    after = [value for value in values if copulas and value.start >= copulas[-1]]
-    value = min(after) if after else max(values)
+    verbs = [match.end() for match in _VERB.finditer(words) if match.end() < values[-1].end]
+    after = [value for value in values if verbs and value.end > verbs[-1]]
+    stated = [value for value in after or values if not _GIVEN.search(words, 0, value.start)]
+    value = min(stated) if after and stated else max(stated or values)
+    if value.content.count("=") > 1 and not re.search("[,;<>]", value.content):  # a calculation
+        value = value._replace(content=value.content.rpartition("=")[2].strip())
     return value if value.content else None
+
+
+def _with_lists(sentence: str, values: list[Span]) -> list[Span]:
+    """The values of a sentence in order, with those of a list such as "$5$ and $-2$" or "x = 5 or x = -2" as one."""
+    joined: list[Span] = []
+    for value in values:
+        before = joined[-1] if joined else None
+        between = _IN_LIST.fullmatch(sentence, before.end, value.start) if before else None
+        if before and between and _name_of(value, sentence) in (None, _name_of(before, sentence)):
+            joined[-1] = Span(before.start, value.end, f"{before.content}, {value.content}")
+        else:
+            joined.append(value)
+    return joined
+
+
+def _name_of(value: Span, sentence: str) -> str | None:
+    """The left side of the equation that a value is or ends; None if it does neither."""
+    name, equals, _ = value.content.partition("=")
+    before = _NAME_BEFORE.search(sentence, 0, value.start)
+    return name.strip() if equals else before and before[1]
+
+
+def _words(sentence: str) -> Span | None:
+    """The last number of a sentence that is written in words, such as "two"; None without one."""
+    matches = list(_NUMBER_IN_WORDS.finditer(sentence))
+    return Span(*matches[-1].span(), matches[-1].group()) if matches else None
 
 
 def _formula_content(match: re.Match[str]) -> str:
