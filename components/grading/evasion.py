@@ -70,7 +70,8 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
 
 def _reason_for_value(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
-    if node is None:  # not readable as mathematics, so the texts are compared
+    if node is None or (node.operation == "=" and any(map(_is_number, node.operands))):
+        # Not readable as mathematics, or a result such as m + n = 5, so the texts are compared.
         written = _SPACING.sub("", latex)
         is_echo = len(written) >= _MIN_CHARACTERS and written in _SPACING.sub("", question)
         return Reason.ECHO if is_echo else None
