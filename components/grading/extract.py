@@ -315,6 +315,7 @@ _VERB = re.compile(  # or the beginning of a main clause
     r"|reads?|eats?|ate|uses?|used|saves?|saved|owes?|owed|simplifies to|reduces to|comes to|totals)\b",
     re.IGNORECASE,
 )
+_RESULT_WITH_WORDS = re.compile(r"=\s*[^\s=,]+(?: [a-z]+){2,5}$")  # as in "30 / 5 = 6 apples in each box"
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)(?!\s*=)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
@@ -322,11 +323,11 @@ _CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 _NO_SOLUTION = re.compile(r"(?:\w+, )?there (?:is|are) no (?:real )?solutions?\.", re.IGNORECASE)
-_EQUATION_END = re.compile(r"(?: [a-z]+){0,3}\s*")
+_EQUATION_END = re.compile(r"(?! (?:x|times|plus|minus|and|or)\b)(?: [a-z]+){0,3}\s*")
 _FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\)|\*\*)[*\s]*$")
 _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212\u00b1]?(?:\\?[$€£]\s?)?"
-    r"(?:\d{1,2}:\d\d(?:\s?[ap]\.?m\b\.?)?|\d+ \d+/\d+|\d*[\u00bc-\u00be\u2153-\u215e]|\d*\u221a\(?\d+\)?"
+    r"(?:(?:1?\d|2[0-4]):[0-5]\d(?:\s?[ap]\.?m\b\.?)?|\d+ \d+/\d+|\d*[\u00bc-\u00be\u2153-\u215e]|\d*\u221a\(?\d+\)?"
     r"|(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
     r"(?:\u03c0|\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
@@ -341,8 +342,11 @@ _ONE_NUMBER = re.compile(
     rf"(?:{_NUMBER}|\([-+\u2212]?\d[\d./]*(?:,\s?[-+\u2212]?\d[\d./]*)+\))(?![a-zA-Z0-9_^\u221a\u03c0]|[.,]\d)"
 )
 _IN_LIST = re.compile(r"\s*(?:,|,?\s*(?:and|or)\s)\s*(?:[a-z]\s*=\s*)?")
-_NUMBER_IN_WORDS = re.compile(rf"\b(?!(?:one|a)\b){_NUMBER_WORD}(?:[ -](?:and |a )?{_NUMBER_WORD})*\b", re.IGNORECASE)
-_IS_COMPARED = re.compile(r"(?:\s+\w+){1,3}\s+than\s+\W?\d")
+_NUMBER_IN_WORDS = re.compile(
+    rf"\b(?!(?:one|a)\b(?![ -]{_NUMBER_WORD}\b)){_NUMBER_WORD}(?:[ -](?:and |a )?{_NUMBER_WORD})*\b(?!-)", re.IGNORECASE
+)
+_UNFINISHED_BEFORE = re.compile(r"(?<![a-zA-Z])\d*[a-z]\s?[-+\u2212*/^]\s?$")  # as in 15x - 80
+_UNFINISHED_BEHIND = re.compile(r"(?:\s+\w+){1,3}\s+than\s+\W?\d|\s?[-+\u2212*/\u00d7\u00f7x]\s?\d")
 _NAME_BEFORE = re.compile(r"(?<!\w)([a-z])\s*=\s*$")
 _GIVEN = re.compile(  # before a number that the sentence does not state, as in "5 days to read the 30 pages"
     r"\b(?:in|for|per|every|than|within|out of|the|all|these|those|her|his|their|its|next|last|first|other)\s$",
@@ -376,20 +380,24 @@ _HAS_WORDS = re.compile(
     r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
 _SECOND_SENTENCE = re.compile(
-    r"[a-z\d)][.!?]\s+[A-Z(\d]|\d\s*\n\d|\d, (?:so|therefore|thus|hence)\b|=.*(?:\n|[\u2192\u21d2\u27f9]).*="
+    r"[a-z\d)][.!?]\s+[A-Z(\d]|\d\s*\n\d|, (?:so|but|therefore|thus|hence)\b|=.*(?:\n|[\u2192\u21d2\u27f9]).*="
 )
 _TRAILING_CLAUSE = re.compile(  # of a sentence; not one that states a value, such as "because she had 3, so 2 are left"
     rf"(?:(?:,? (?:after (?:\w+ing|the|he|she|they|it)|because)|, not) (?!.*(?:{_COPULA.pattern})\D*\d)"
-    r"|,? (?:(?:if|when|where)(?!.*\d\s*[-+\u2212*/\u00d7\u00f7]\s*\d)|compared (?:to|with)|who(?:se)?"
-    r"|that (?:costs?|was|were|are|has|have)|which is (?:about|approximately|also|the same as|equal to|equivalent to)"
-    r"|(?:at|for) \$?[a-z]\$? ?=)\s)"
-    r"(?:[^,]|,\d)*$"
+    r"|,? (?:(?:if|when|where)(?!.*\d\s*[-+\u2212*/\u00d7\u00f7]\s*\d)|compared (?:to|with)"
+    r"|(?:\d+ )?(?:of )?who(?:m|se)?|that (?:costs?|was|were|are|has|have)|(?:at|for) \$?[a-z]\$? ?=)\s)(?:[^,]|,\d)*$"
 )
+_WHICH = re.compile(r", which (?:[^,]|,\d)*$")
+_STATES_ONE = re.compile(rf"(?:{_VERB.pattern})[^\d=]*\d[\d.,/:]*[^\d=]*$", re.IGNORECASE)
 _REMARK_IN_BRACKETS = re.compile(r"(?<=[\s*])\((?=[^()]*[a-z]{2})(?:[^()]|\([^()]*\))*\)")
+_ASIDE_SENTENCE = re.compile(
+    r"\([^()]*\)\W*|Of (?:these|them|those)\b.*|(?:That|This) is (?:about|approximately|roughly)\b.*"
+)
 _CONDITION_IN_BRACKETS = re.compile(r"\*{0,2} \((?:in|for|where|if|when|since|because|rounded)\b[^()]*\)$")
 _REMARK = re.compile(  # at the end of a text, unless it concludes something
-    r"(?:(?<=[.!?)$*]\s)|(?<=\n))\W*(?:verification|check(?:ing)?|to (?:check|verify)|note(?: that)?)\b[*:,]"
-    r"(?:(?!\b(?:so|therefore|thus|hence|actually|answer|solution)\b).)*\Z|[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]+\Z",
+    r"(?:(?<=[.!?)$*]\s)|(?<=\n))\W{0,5}(?:verification|check(?:ing)?|(?:to|we can) (?:check|verify)|note(?: that)?)\b"
+    r"[*:,](?:(?!\b(?:so(?! that\b)|therefore|thus|hence|actually|answer|solution)\b).)*\Z"
+    r"|(?<![\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]++\Z",
     re.IGNORECASE | re.DOTALL,
 )
 _MAX_CHARACTERS = 4000
@@ -401,7 +409,7 @@ _COURTESY_WORDS = re.compile(
     r"I hope|[Ll]et me know|[Ff]eel free|[Hh]ope (?:this|that|it)|[Hh]appy to help|[Gg]ood luck|[Ii]f you (?:need|have)"
     r"|Is there anything|Would you like|Do you (?:want|need|have)|Can I help"
 )
-_COURTESY = re.compile(rf"(?:(?:^|(?<=[.!?)$*\n]))\s*(?:{_COURTESY_WORDS.pattern})[^.!?\n0-9]{{0,120}}[.!?]*\s*)+$")
+_COURTESY = re.compile(rf"(?:(?:^|(?<=[.!?)$*\n]))\s*(?:{_COURTESY_WORDS.pattern})[^.!?\n0-9]{{0,120}}+[.!?]*+)+\s*$")
 _MENTIONS_ANSWER = re.compile("a(?:nswer|:|ctually)|\u7b54\u6848", re.IGNORECASE)
 _MAX_PHRASES = 8
 _STATES = re.compile(
@@ -499,10 +507,11 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
         return None
     if remark := _REMARK_BEHIND_NUMBER.match(answer):
         return remark[1]
-    if not _HAS_WORDS.match(answer) or not re.search("[0-9$]", answer):
+    is_calculation = _RESULT_WITH_WORDS.search(answer)
+    if not (is_calculation or _HAS_WORDS.match(answer)) or not re.search("[0-9$]", answer):
         return answer or None
     # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
-    if phrase["verb"] != ":" and not _NAMES_SUBJECT.search(answer):
+    if phrase["verb"] != ":" and not is_calculation and not _NAMES_SUBJECT.search(answer):
         return None
     value = _last_value(answer)
     return value.content + scale_behind(answer[value.end :]) if value else None
@@ -541,7 +550,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     ends = [match.end() for match in _SENTENCE_END.finditer(_without_formulas(text))]
     parts = (text[start:end].strip() for start, end in pairwise([0, *ends, len(text)]))
     sentences = [part for part in parts if part]
-    if len(sentences) > 1 and _REMARK_IN_BRACKETS.fullmatch(f" {sentences[-1]}", 1):
+    if len(sentences) > 1 and _ASIDE_SENTENCE.fullmatch(sentences[-1]):
         sentences.pop()
     if not sentences or "?" in sentences[-1]:
         return None
@@ -551,7 +560,11 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     if last_sentence and _NO_SOLUTION.fullmatch(last):
         return "no solution"
     value = _last_value(last) or (_words(last) if last_sentence else None)
-    if value is None or _IS_COMPARED.match(last, value.end):
+    if (
+        value is None
+        or _UNFINISHED_BEHIND.match(last, value.end)
+        or _UNFINISHED_BEFORE.search(last[: value.start][-10:])
+    ):
         return None
     is_line = len(sentences) > 1 and text[: -len(last)].endswith("\n")
     begins = last[: value.start].rstrip().endswith(("=", ":")) or (is_line and not value.start)
@@ -574,7 +587,9 @@ def _last_value(sentence: str) -> Span | None:
     if len(sentence) <= _MAX_BARE_CHARACTERS:  # the searches may take quadratic time
         plain = _REMARK_IN_BRACKETS.sub(lambda match: " " * len(match[0]), sentence)
         sentence = plain if re.search(r"\d", plain) else sentence
-        clause = _TRAILING_CLAUSE.search(sentence)
+        if (clause := _WHICH.search(sentence)) and not _STATES_ONE.search(sentence, 0, clause.start()):
+            clause = None  # "5 + 3 apples, which is 8"
+        clause = clause or _TRAILING_CLAUSE.search(sentence)
         if clause and re.search(r"\d", sentence[: clause.start()]):
             sentence = sentence[: clause.start()]
     words = _without_formulas(sentence)
@@ -588,8 +603,10 @@ def _last_value(sentence: str) -> Span | None:
         return bold[0]
     verbs = [match.end() for match in _VERB.finditer(words) if match.end() < values[-1].end]
     after = [value for value in values if verbs and value.end > verbs[-1]]
-    stated = [value for value in after or values if not _GIVEN.search(words, 0, value.start)]
+    stated = [value for value in after or values if not _GIVEN.search(words, max(0, value.start - 10), value.start)]
     value = min(stated) if after and stated else max(stated or values)
+    if "=" in value.content:  # "so $2x = 4$ and $x = 2$"
+        value = max(each for each in values if "=" in each.content)
     if value.content.count("=") > 1 and not re.search("[,;<>]", value.content):  # a calculation
         value = value._replace(content=value.content.rpartition("=")[2].strip())
     return value if value.content else None
@@ -611,7 +628,7 @@ def _with_lists(sentence: str, values: list[Span]) -> list[Span]:
 def _name_of(value: Span, sentence: str) -> str | None:
     """The left side of the equation that a value is or ends; None if it does neither."""
     name, equals, _ = value.content.partition("=")
-    before = _NAME_BEFORE.search(sentence, 0, value.start)
+    before = _NAME_BEFORE.search(sentence, max(0, value.start - 10), value.start)
     return name.strip() if equals else before and before[1]
 
 
