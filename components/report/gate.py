@@ -209,10 +209,12 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
     level, text = part["level"], f"{part['source']}: {points(part['gain'])} points against {other}, "
     if level is None:  # not a target: only a loss is tested
         return text + _bound(part["lower_bound"], gate.max_p_value, -gate.margin)
+    loss = "" if part["not_worse"] else f"; below {points(-gate.margin)} the policy also counts as worse than {other}"
     if level == 0:  # Holm's procedure stopped before
-        text += "not tested, since another target failed with a smaller p-value"
+        text += f"not tested, since another target failed with a smaller p-value{loss and '; '}"
+        text += loss and _bound(part["lower_bound"], gate.max_p_value, -gate.margin)
     else:
-        bound = _bound(part["gain_bound"], level, part["min_gain"])
+        bound = _bound(part["gain_bound"], level, part["min_gain"], loss)
         text += f"{bound}, p = {probability(part['p_value'])} (must be at most {level:.2g})"
     answered = part["answered"]
     # Improved on all problems, but not on those that both models answered.
@@ -221,14 +223,11 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
             f"; of the {answered['total']:,} problems that both models answered {points(answered['gain'])} points, "
             f"p = {probability(answered['p_value'])}"
         )
-    if not part["not_worse"]:
-        bound, least = points(part["lower_bound"]), points(-gate.margin)
-        text += f"; since a lower bound of {bound} is below {least}, the policy also counts as worse than {other}"
     return text
 
 
-def _bound(bound: float, level: float, required: float) -> str:
-    return f"{100 * (1 - level):g} % lower confidence bound {points(bound)} (must be at least {points(required)})"
+def _bound(bound: float, level: float, required: float, note: str = "") -> str:
+    return f"{100 * (1 - level):g} % lower confidence bound {points(bound)} (must be at least {points(required)}{note})"
 
 
 def compare_with_champion(champion: ChampionOutcomes, gate: GateConfig) -> dict[str, Any]:
