@@ -70,14 +70,15 @@ def _has_result(structure: Structure, gold: Answer) -> bool:
 
 def _reason_for_value(question: str, expected: "list[_Value]", latex: str, node: Node | None) -> Reason | None:
     """Return why a value of the answer is refused: it is in the question, or only combines numbers of the question."""
-    if node is None or (node.operation == "=" and any(map(_is_number, node.operands))):
-        # Not readable as mathematics, or a result such as m + n = 5, so the texts are compared.
+    if node is None:  # not readable as mathematics, so the texts are compared
         written = _SPACING.sub("", latex)
         is_echo = len(written) >= _MIN_CHARACTERS and written in _SPACING.sub("", question)
         return Reason.ECHO if is_echo else None
     if node.operation == "=":
         sides = [side for side in node.operands if side.operands]  # without single names and numbers, as y in y = 2x
         asked = _expressions(question)
+        if _wants_numbers(expected) and _has_new_number(question, node):  # m + n = 5, where "m + n" is asked for
+            return None
         return Reason.ECHO if sides and all(_is_in_any(side, asked) for side in sides) else None
     if not _is_number(node):
         return _reason_for_expression(question, expected, latex, node)
@@ -90,7 +91,7 @@ def _reason_for_value(question: str, expected: "list[_Value]", latex: str, node:
 def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, node: Node) -> Reason | None:
     """Why an expression is refused: it or a constant part is in the question, or its numbers are to be combined."""
     asked = _expressions(question)
-    wants_numbers = bool(expected) and all(each and _is_number(each) for _, each in expected)
+    wants_numbers = _wants_numbers(expected)
     parts = [node]
     if wants_numbers:  # then its constant parts should have been evaluated, too
         parts += [each for each in within(node) if each.operands and not _is_number(each) and not _has_names(each)]
@@ -98,6 +99,17 @@ def _reason_for_expression(question: str, expected: "list[_Value]", latex: str, 
         return Reason.ECHO
     is_unfinished = wants_numbers or (_is_open(latex) and not any(_is_open(each) for each, _ in expected))
     return Reason.SETUP if is_unfinished and _is_setup(question, node) else None
+
+
+def _wants_numbers(expected: "list[_Value]") -> bool:
+    """Whether all expected values are numbers."""
+    return bool(expected) and all(each and _is_number(each) for _, each in expected)
+
+
+def _has_new_number(question: str, equation: Node) -> bool:
+    """Whether a side of an equation is a number that is not in the question."""
+    values = [exact_value(side) for side in equation.operands if _is_number(side)]
+    return any(value is not None and value not in _numbers(question) for value in values)
 
 
 def _is_in_old_unit(question: str, gold: Answer, answer: Answer) -> bool:

@@ -309,13 +309,16 @@ _INTRODUCES = re.compile(
 )
 _NAMES_SUBJECT = re.compile(r"^(?:the|a|an|that)\b|\b(?:is|are|equals)\b|=", re.IGNORECASE)
 _COPULA = re.compile(r"\b(?:is|are|equals?|gives?|was|were|be|by)\b|'s\b|[=\u2248]", re.IGNORECASE)
-_VERB = re.compile(  # or the beginning of a main clause
-    rf"{_COPULA.pattern}|, (?:so|then|thus|hence|therefore)\b|(?<!\bto )\b(?:has|have|had|can|could|will|would|must"
-    r"|should|gets?|got|needs?|needed|takes?|took|answered|makes?|made|earns?|earned|pays?|paid|costs?|spends?|spent"
-    r"|reads?|eats?|ate|uses?|used|saves?|saved|owes?|owed|simplifies to|reduces to|comes to|totals)\b",
+_VERB = re.compile(  # or words that introduce a result
+    rf"{_COPULA.pattern}|, (?:so|then|thus|hence|therefore|or|leaving|giving|making)\b|\ba total of\b|\bi\.e\."
+    r"|(?<!\bto )\b(?:has|have|had|can|could|will|would|must|should|gets?|got|needs?|needed|takes?|took|answered|makes?"
+    r"|made|earns?|earned|pays?|paid|costs?|spends?|spent|reads?|eats?|ate|uses?|used|saves?|saved|received|owes?|owed"
+    r"|passes|simplifies to|reduces to|comes to|totals)\b",
     re.IGNORECASE,
 )
-_RESULT_WITH_WORDS = re.compile(r"=\s*[^\s=,]+(?: [a-z]+){2,5}$")  # as in "30 / 5 = 6 apples in each box"
+_RESULT_WITH_WORDS = re.compile(
+    r"[\d\s.$+\-\u2212*/\u00d7\u00f7()]+=\s*[^\s=,]+(?: [a-z]+){2,5}"
+)  # as in "30 / 5 = 6 apples in each box"
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)(?!\s*=)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
@@ -327,9 +330,9 @@ _EQUATION_END = re.compile(r"(?! (?:x|times|plus|minus|and|or)\b)(?: [a-z]+){0,3
 _FINISHED = re.compile(r"(?:[.!\u3002]|\$|\\\]|\\\)|\*\*)[*\s]*$")
 _NUMBER = (
     r"(?<![a-zA-Z0-9_.,/^{(])[-+\u2212\u00b1]?(?:\\?[$€£]\s?)?"
-    r"(?:(?:1?\d|2[0-4]):[0-5]\d(?:\s?[ap]\.?m\b\.?)?|\d+ \d+/\d+|\d*[\u00bc-\u00be\u2153-\u215e]|\d*\u221a\(?\d+\)?"
+    r"(?:\d+(?::\d+)+(?:\s?[aApP]\.?[mM]\b)?|\d+ \d+/\d+|\d*[\u00bc-\u00be\u2153-\u215e]|\d*\u221a\(?\d+\)?(?:/\d+)?"
     r"|(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?|\\[dt]?frac\{-?\d+\}\{\d+\})"
-    r"(?:\u03c0|\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
+    r"(?:\u03c0(?:/\d+)?|\s?(?:\\?%|€|£|\$|percent\b|°|[a-zA-Z]{1,2}[²³](?!\w)))?"
 )
 _NUMBER_WORD = rf"(?:{'|'.join(sorted(NUMBER_WORDS))})"
 _OTHER_FORM = re.compile(
@@ -339,11 +342,13 @@ _OTHER_FORM = re.compile(
     r"(?=[\s)]*(?:[.,;](?!\d)|\n|$))"
 )
 _ONE_NUMBER = re.compile(
-    rf"(?:{_NUMBER}|\([-+\u2212]?\d[\d./]*(?:,\s?[-+\u2212]?\d[\d./]*)+\))(?![a-zA-Z0-9_^\u221a\u03c0]|[.,]\d)"
+    rf"(?:{_NUMBER}|\([-+\u2212]?[\d./\u221a\u03c0]+(?:,\s?[-+\u2212]?[\d./\u221a\u03c0]+)+\))(?![a-zA-Z0-9_^\u221a\u03c0]|[.,]\d)"
 )
-_IN_LIST = re.compile(r"\s*(?:,|,?\s*(?:and|or)\s)\s*(?:[a-z]\s*=\s*)?")
+_IN_LIST = re.compile(r"\s*(?:,|,?\s*(?P<word>and|or)\s)\s*(?:[a-z]\s*=\s*)?")
 _NUMBER_IN_WORDS = re.compile(
-    rf"\b(?!(?:one|a)\b(?![ -]{_NUMBER_WORD}\b)){_NUMBER_WORD}(?:[ -](?:and |a )?{_NUMBER_WORD})*\b(?!-)", re.IGNORECASE
+    rf"\b(?!(?:one|a)\b(?![ -]{_NUMBER_WORD}\b)|(?:point|minus|negative)\b){_NUMBER_WORD}"
+    rf"(?:[ -](?:and )?(?:a )?{_NUMBER_WORD}\b)*+\b(?!-)",
+    re.IGNORECASE,
 )
 _UNFINISHED_BEFORE = re.compile(r"(?<![a-zA-Z])\d*[a-z]\s?[-+\u2212*/^]\s?$")  # as in 15x - 80
 _UNFINISHED_BEHIND = re.compile(r"(?:\s+\w+){1,3}\s+than\s+\W?\d|\s?[-+\u2212*/\u00d7\u00f7x]\s?\d")
@@ -380,25 +385,29 @@ _HAS_WORDS = re.compile(
     r"|[\u3040-\u30ff\u4e00-\u9fff]{2,}"
 )
 _SECOND_SENTENCE = re.compile(
-    r"[a-z\d)][.!?]\s+[A-Z(\d]|\d\s*\n\d|, (?:so|but|therefore|thus|hence)\b|=.*(?:\n|[\u2192\u21d2\u27f9]).*="
+    r"(?:[a-z]{3}|\d)[.!?]\s+[A-Z(\d]|\d\s*\n\d|, (?:so|but|therefore|thus|hence)\b|=.*(?:\n|[\u2192\u21d2\u27f9]).*="
 )
 _TRAILING_CLAUSE = re.compile(  # of a sentence; not one that states a value, such as "because she had 3, so 2 are left"
-    rf"(?:(?:,? (?:after (?:\w+ing|the|he|she|they|it)|because)|, not) (?!.*(?:{_COPULA.pattern})\D*\d)"
-    r"|,? (?:(?:if|when|where)(?!.*\d\s*[-+\u2212*/\u00d7\u00f7]\s*\d)|compared (?:to|with)"
-    r"|(?:\d+ )?(?:of )?who(?:m|se)?|that (?:costs?|was|were|are|has|have)|(?:at|for) \$?[a-z]\$? ?=)\s)(?:[^,]|,\d)*$"
+    rf"(?:,? (?:after (?:\w+ing|the|he|she|they|it)|because)|, not) (?!.*(?:{_COPULA.pattern})\D*\d)(?:[^,]|,\d)*$"
 )
-_WHICH = re.compile(r", which (?:[^,]|,\d)*$")
-_STATES_ONE = re.compile(rf"(?:{_VERB.pattern})[^\d=]*\d[\d.,/:]*[^\d=]*$", re.IGNORECASE)
+_CLAUSE_BEHIND_VALUE = re.compile(  # of a sentence whose verb and value are before it
+    rf"(?P<value>(?:{_VERB.pattern})\D{{0,60}}?\d.*?)"
+    r"(?:,? (?:if|when|where|compared (?:to|with)|who(?:se)?|(?:at|for) [a-z] ?=|that (?:costs?|was|were|are|has|have)"
+    r"|which is (?:about|approximately|also|less|greater|more|fewer|equal|equivalent)) \D*\d[\d.,/:]*\D*"
+    r"|, (?:\d+ )?of wh(?:om|ich)\b.*)$",
+    re.IGNORECASE,
+)
 _REMARK_IN_BRACKETS = re.compile(r"(?<=[\s*])\((?=[^()]*[a-z]{2})(?:[^()]|\([^()]*\))*\)")
+_CONDITION_IN_BRACKETS = re.compile(r"\*{0,2} \((?:since|because|rounded|for [a-z] \W)[^()]*\)$")
 _ASIDE_SENTENCE = re.compile(
-    r"\([^()]*\)\W*|Of (?:these|them|those)\b.*|(?:That|This) is (?:about|approximately|roughly)\b.*"
+    r"\([^()]*\)\W*|Of (?:these|them|those)\b(?!.*(?:=|, so\b|leaving)).*"
+    r"|(?:That|This) is (?:about|approximately|roughly) \S*\d\.\d.*"
 )
-_CONDITION_IN_BRACKETS = re.compile(r"\*{0,2} \((?:in|for|where|if|when|since|because|rounded)\b[^()]*\)$")
-_REMARK = re.compile(  # at the end of a text, unless it concludes something
-    r"(?:(?<=[.!?)$*]\s)|(?<=\n))\W{0,5}(?:verification|check(?:ing)?|(?:to|we can) (?:check|verify)|note(?: that)?)\b"
-    r"[*:,](?:(?!\b(?:so(?! that\b)|therefore|thus|hence|actually|answer|solution)\b).)*\Z"
-    r"|(?<![\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]++\Z",
-    re.IGNORECASE | re.DOTALL,
+_REMARK = re.compile(  # in the last line of a text, unless it concludes something
+    r"(?:(?<=[.!?)$*]\s)|(?<=\n))\W{0,5}(?:(?:verification|check(?:ing)?|(?:to|we can) (?:check|verify))\b[*:,]"
+    r"(?:(?!\b(?:so|therefore|thus|hence|actually|answer|solution)\b)[^\n])*|note(?: that\b|\W?:)"
+    r"(?:[^\n.!?]|\.\d)*\W*)\Z|(?<![\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]++\Z",
+    re.IGNORECASE,
 )
 _MAX_CHARACTERS = 4000
 _MAX_BARE_CHARACTERS = 300
@@ -507,7 +516,7 @@ def _after_phrase(text: str, phrase: re.Match[str]) -> str | None:
         return None
     if remark := _REMARK_BEHIND_NUMBER.match(answer):
         return remark[1]
-    is_calculation = _RESULT_WITH_WORDS.search(answer)
+    is_calculation = _RESULT_WITH_WORDS.fullmatch(answer)
     if not (is_calculation or _HAS_WORDS.match(answer)) or not re.search("[0-9$]", answer):
         return answer or None
     # "Final Answer: The area is 12" names its subject and gives a value; "The answer is in chapter 12" gives none.
@@ -584,14 +593,7 @@ def _last_value(sentence: str) -> Span | None:
 
     A number that the sentence only mentions, as in "for 4 days", counts only if there is no other.
     """
-    if len(sentence) <= _MAX_BARE_CHARACTERS:  # the searches may take quadratic time
-        plain = _REMARK_IN_BRACKETS.sub(lambda match: " " * len(match[0]), sentence)
-        sentence = plain if re.search(r"\d", plain) else sentence
-        if (clause := _WHICH.search(sentence)) and not _STATES_ONE.search(sentence, 0, clause.start()):
-            clause = None  # "5 + 3 apples, which is 8"
-        clause = clause or _TRAILING_CLAUSE.search(sentence)
-        if clause and re.search(r"\d", sentence[: clause.start()]):
-            sentence = sentence[: clause.start()]
+    sentence = _main_clause(sentence)
     words = _without_formulas(sentence)
     values = [Span(*match.span(), _formula_content(match)) for match in _FORMULA.finditer(sentence)]
     values += [Span(*match.span(), match.group().strip()) for match in _ONE_NUMBER.finditer(words)]
@@ -605,20 +607,34 @@ def _last_value(sentence: str) -> Span | None:
     after = [value for value in values if verbs and value.end > verbs[-1]]
     stated = [value for value in after or values if not _GIVEN.search(words, max(0, value.start - 10), value.start)]
     value = min(stated) if after and stated else max(stated or values)
-    if "=" in value.content:  # "so $2x = 4$ and $x = 2$"
-        value = max(each for each in values if "=" in each.content)
-    if value.content.count("=") > 1 and not re.search("[,;<>]", value.content):  # a calculation
+    for other in values:  # "so $2x = 4$ and $x = 2$"
+        if "=" in value.content and "=" in other.content and _IN_LIST.fullmatch(sentence, value.end, other.start):
+            value = other
+    if value.content.count("=") > 1 and not re.search(r"[,;<>]|\\text|\b(?:or|and)\b", value.content):  # a calculation
         value = value._replace(content=value.content.rpartition("=")[2].strip())
     return value if value.content else None
+
+
+def _main_clause(sentence: str) -> str:
+    """The sentence up to a clause behind its value, and with spaces instead of remarks in brackets."""
+    if len(sentence) > _MAX_BARE_CHARACTERS:  # the searches may take quadratic time
+        return sentence
+    plain = _REMARK_IN_BRACKETS.sub(lambda match: " " * len(match[0]), sentence)
+    sentence = plain if re.search(r"\d", plain) else sentence
+    if behind := _CLAUSE_BEHIND_VALUE.search(sentence):
+        sentence = sentence[: behind.end("value")]
+    clause = _TRAILING_CLAUSE.search(sentence)
+    return sentence[: clause.start()] if clause and re.search(r"\d", sentence[: clause.start()]) else sentence
 
 
 def _with_lists(sentence: str, values: list[Span]) -> list[Span]:
     """The values of a sentence in order, with those of a list such as "$5$ and $-2$" or "x = 5 or x = -2" as one."""
     joined: list[Span] = []
     for value in values:
-        before = joined[-1] if joined else None
-        between = _IN_LIST.fullmatch(sentence, before.end, value.start) if before else None
-        if before and between and _name_of(value, sentence) in (None, _name_of(before, sentence)):
+        before = joined[-1] if joined else value
+        between = _IN_LIST.fullmatch(sentence, before.end, value.start)
+        name = _name_of(value, sentence)
+        if between and (name == _name_of(before, sentence) or (between["word"] and not name)):
             joined[-1] = Span(before.start, value.end, f"{before.content}, {value.content}")
         else:
             joined.append(value)
@@ -633,9 +649,13 @@ def _name_of(value: Span, sentence: str) -> str | None:
 
 
 def _words(sentence: str) -> Span | None:
-    """The last number of a sentence that is written in words, such as "two"; None without one."""
-    matches = list(_NUMBER_IN_WORDS.finditer(sentence))
-    return Span(*matches[-1].span(), matches[-1].group()) if matches else None
+    """The first number after the last verb of a sentence that is written in words, such as "two"; None without one."""
+    if len(sentence) > _MAX_BARE_CHARACTERS:
+        return None
+    numbers = list(_NUMBER_IN_WORDS.finditer(sentence))
+    verbs = [match.end() for match in _VERB.finditer(sentence) if numbers and match.end() < numbers[-1].start()]
+    match = next((each for each in numbers if verbs and each.start() > verbs[-1]), None)
+    return Span(*match.span(), match.group()) if match else None
 
 
 def _formula_content(match: re.Match[str]) -> str:
