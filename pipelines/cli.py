@@ -164,7 +164,7 @@ def _add_files(commands: Any) -> None:
     text = "write what changes the results of each stage to DIR/<stage>.yaml, and all to DIR/params.yaml, for dvc.yaml"
     option("--sections", type=Path, metavar="DIR", help=text)
     option = _add(commands, "compile", "pipelines.graph:compile_graph", "write the graph that Kubeflow runs")
-    option("--params", type=Path, default=PARAMS, help="initial values of Kubeflow's form (default: %(default)s)")
+    option("--params", type=Path, default=PARAMS, help="initial values of the form in Kubeflow (default: %(default)s)")
     option("--output", type=Path, default=COMPILED, metavar="FILE", help="(default: %(default)s)")
 
     fetch = "components.prepare_data.raw_files:fetch_raw_files"

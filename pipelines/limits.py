@@ -158,7 +158,7 @@ def overlay(params: Params, values: Mapping[str, int], path: Path) -> str:
         present_value: Any = reduce(getattr, key.split("."), params)
         remark = "as now" if present_value == value else f"instead of {present_value}"
         section[name] = f"{value}  # {remark}"
-    heading = f"# Put these limits into {path}: every problem fits, and completions get more tokens than solutions."
+    heading = f"# Put these limits into {path}: every problem fits; most solutions are shorter than completions may be."
     return "\n".join([heading, *_yaml_lines(sections)]) + "\n"
 
 

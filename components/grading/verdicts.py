@@ -53,10 +53,7 @@ class Reason(StrEnum):
     OTHER_PARTS = "different parts", "The parts differ in a value, a name, their number, their order or the brackets."
     OTHER_RELATION = "different relation", "The two equations, inequalities or regions have different solutions."
     OTHER_WORDS = "different words", "The words differ, or the answer names another choice."
-    OTHER_KIND = (
-        "different kinds of answers",
-        "The answer is of another kind than the expected one.",
-    )
+    OTHER_KIND = "different kinds of answers", "The answer is of a different kind from the expected one."
     UNIT = "unit", "The answer and the expected one have units of different kinds."
     FAILED_TESTS = "failed tests", "The code fails, or returns a value that a unit test does not expect."
     NO_CODE = "no code block", "The response has no code that could be run on the unit tests."

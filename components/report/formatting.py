@@ -40,7 +40,7 @@ def probability(p_value: float) -> str:
 
 
 def test_set_use(use: Mapping[str, Any]) -> str:
-    """Return how many other policies were judged on the test problems, and the chance that one passes by luck.
+    """Return how many policies were judged on the test problems, and the chance that one passes by luck.
 
     `use` is `looks` of a verdict; its `number` includes the policy of this run.
     """

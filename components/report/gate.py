@@ -209,10 +209,11 @@ def _reason(part: Mapping[str, Any], gate: GateConfig, other: str) -> str:
     level, text = part["level"], f"{part['source']}: {points(part['gain'])} points against {other}, "
     if level is None:  # not a target: only a loss is tested
         return text + _bound(part["lower_bound"], gate.max_p_value, -gate.margin)
-    loss = "" if part["not_worse"] else f"; below {points(-gate.margin)} the policy also counts as worse than {other}"
+    loss = "" if part["not_worse"] else f"; below {points(-gate.margin)} a loss beyond the margin is not ruled out"
     if level == 0:  # Holm's procedure stopped before
-        text += f"not tested, since another target failed with a smaller p-value{loss and '; '}"
-        text += loss and _bound(part["lower_bound"], gate.max_p_value, -gate.margin)
+        text += "not tested, since another target failed with a smaller p-value"
+        if loss:
+            text += f"; {_bound(part['lower_bound'], gate.max_p_value, -gate.margin)}"
     else:
         bound = _bound(part["gain_bound"], level, part["min_gain"], loss)
         text += f"{bound}, p = {probability(part['p_value'])} (must be at most {level:.2g})"

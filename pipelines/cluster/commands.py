@@ -32,7 +32,7 @@ def add_commands(commands: Any) -> None:
     run: dict[str, Any] = {"metavar": "RUN", "help": run_help}
     command = _add(commands, "publish", _publish, "upload the graph, to start runs in Kubeflow's UI")
     command.add_argument(
-        "--params", type=Path, metavar="FILE", default=PARAMS, help="initial values of Kubeflow's form"
+        "--params", type=Path, metavar="FILE", default=PARAMS, help="initial values of the form in Kubeflow"
     )
     command.add_argument("--local-images", action="store_true", help="accept images that no registry has")
     group = command.add_argument_group("images", "those of the params file, or of IMAGE_REGISTRY and IMAGE_TAG; or:")
@@ -84,7 +84,7 @@ def _add(commands: Any, name: str, run: Command, summary: str, *, starts_runs: b
     command.set_defaults(command=connect_and_run)
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     if starts_runs:
-        option, settings = command.add_argument, "set a field of the form in Kubeflow's UI, or a key of the params file"
+        option, settings = command.add_argument, "set a field of the form in Kubeflow, or a key of the params file"
         option("--params", help="params file (default: the pipeline's own values)", **file)
         option("--set", action="append", default=[], metavar="NAME=VALUE", help=settings)
         option("--pipeline", help="compiled pipeline (default: compile it now)", **file)

@@ -330,7 +330,7 @@ def text_plot(curves: Mapping[str, Curve], width: int, to_text: Callable[[float]
             column = round((columns - 1) * step / last_step)
             cells[row][column] = (str(number), color) if cells[row][column][0] in (" ", str(number)) else ("*", "")
     if any(cell[0] == "*" for row in cells for cell in row):
-        legend.append(Text(" " * (_LABEL_WIDTH + 1) + "* several of them"))
+        legend.append(Text(" " * (_LABEL_WIDTH + 1) + "* several curves"))
     labels = {0: to_text(high), _TEXT_ROWS - 1: to_text(low)} if high > low else {_TEXT_ROWS // 2: to_text(high)}
     lines = [Text.assemble(f"{labels.get(row, ''):>{_LABEL_WIDTH}} ", *line) for row, line in enumerate(cells)]
     axis = Text(f"{'step':>{_LABEL_WIDTH}} {'0':<{columns - 8}}{last_step:>8g}")

@@ -132,7 +132,7 @@ def test_runs_are_compared(outputs: Path, program: Program) -> None:
     assert " train_grpo.sources.0.tools: {turns 4} -> null\naccuracy" in text
     assert " -> (absent)" in text
     (*_, first, second, both), plot = text.splitlines()[:-13], text.splitlines()[-13:]
-    assert [first, second, both] == [f"{'':>9}{each}" for each in (f"1 {FINISHED}", f"2 {FAILED}", "* several of them")]
+    assert [first, second, both] == [f"{'':>9}{each}" for each in (f"1 {FINISHED}", f"2 {FAILED}", "* several curves")]
     top, bottom, middle = plot[0], plot[11], "".join(plot[1:11])
     assert top.split() == ["100", "%", "2", "1"]  # the label, then the second run's first step and the first run's last
     assert top.index("2") < len(top) // 2 < len(top) - 1
