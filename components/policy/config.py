@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from components.shared.config import Config, Operational
 
@@ -38,9 +38,16 @@ class MlflowConfig(Config):
     """MLflow; MLFLOW_TRACKING_TOKEN or MLFLOW_TRACKING_USERNAME and _PASSWORD are read from the environment."""
 
     uri: str = Field(min_length=1)
-    """Tracking server, `https://mlflow.example`."""
+    """Tracking server, `https://mlflow.example`, or database, `sqlite:////home/ada/mlflow.db`."""
     experiment: str = Field("grpo-pipeline", min_length=1)
     """Experiment of the runs; created if it does not exist."""
+
+    @field_validator("uri")
+    @classmethod
+    def _is_no_folder(cls, uri: str) -> str:
+        if uri.startswith(("file:", "/", ".")):
+            raise ValueError("is a folder, to which MLflow no longer writes; name a file: sqlite:////PATH/mlflow.db")
+        return uri
 
 
 class TrackingConfig(Config):

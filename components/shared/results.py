@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -109,6 +110,14 @@ def external_change(result: Result) -> str:
         return "requirements.lock"
     materials = made_by.work.materials.items()
     return next((name for name, material in materials if not _is_unchanged(name, material)), "")
+
+
+def other_settings(result: Result, stage: str, config: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a config whose values differ from those with which a result of the same work was made."""
+    made_by = _lineage_of(result)
+    before = dict(lineage.flat(stage, made_by.work.config)) if made_by else {}
+    now = dict(lineage.flat(stage, config))
+    return [key for key, value in before.items() if now.get(key) != value]
 
 
 def _lineage_of(result: Result) -> Lineage | None:

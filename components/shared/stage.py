@@ -34,7 +34,7 @@ from components.shared.journal import log_event, run_name
 from components.shared.lineage import Lineage, Material
 from components.shared.model import require_unchanged, resolve_reference
 from components.shared.progress import say, say_error, say_line
-from components.shared.results import Record, Result, external_change
+from components.shared.results import Record, Result, external_change, other_settings
 from components.shared.work import OvertakenError, WorkFolder, locked_work
 
 PAUSES_S = (30.0, 120.0)
@@ -219,6 +219,8 @@ def _reuse(earlier: Result, record: Record, outputs: Mapping[str, Path], describ
                     lineage.write(path, after)
         record.add(earlier.model_copy(update={"outputs": {name: path.resolve() for name, path in outputs.items()}}))
     say_line(f"{record.stage}: unchanged: from {earlier.run}")
+    if changed := other_settings(earlier, record.stage, described.work.config):
+        say(record.stage, f"warning: {', '.join(changed[:5])} changed, which has no effect on a reused result")
     log_event(record.stage, "finished", reused_from=earlier.run, seconds=earlier.seconds, metrics=earlier.metrics)
     return earlier.metrics
 

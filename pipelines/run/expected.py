@@ -7,11 +7,12 @@ from components.preflight.config import STAGES, Params
 from components.report.formatting import duration
 from components.shared.config import Config
 from components.shared.lineage import Fingerprint, differences, fingerprint
-from components.shared.results import Record, Result, damage, external_change, read_record
+from components.shared.results import Record, Result, damage, external_change, other_settings, read_record
 from components.shared.stage import WORK, Stage
 from components.shared.work import fingerprint_in, is_in_use, last_step, work_folder
 from pipelines.run.history import Run
 from pipelines.run.stages import load_stage
+from pipelines.tables import listed
 
 _NEVER_FINISHED = "no earlier run of this params file has finished it"
 
@@ -31,10 +32,13 @@ class Expectation:
     """Step of unfinished work after which it resumes; None if it starts from the beginning."""
     num_steps: int | None = None
     """Training steps in all; None for other stages."""
+    ignored: Sequence[str] = ()
+    """Keys that were set otherwise in the run whose outputs it reuses."""
 
     def __str__(self) -> str:
         if self.reused_from:
-            return f"unchanged: from {self.reused_from}"
+            ignored = f", although {listed(self.ignored)} changed; --from {self.stage} runs it" if self.ignored else ""
+            return f"unchanged: from {self.reused_from}{ignored}"
         before = f"; took {duration(self.seconds)} the last time" if self.seconds is not None else ""
         step = f"; resumes after step {self.step} of {self.num_steps}" if self.step is not None else ""
         return f"runs: {self.reason}{step}{before}"
@@ -80,11 +84,12 @@ def _expected(
         # Not the difference from an earlier run: this may have had other settings of the earlier stages, too.
         reason = f"{' and '.join(computed_before)} will run" if _latest(stage, comparable) else _NEVER_FINISHED
     else:
+        as_json = config.model_dump(mode="json")
         for result in Record(WORK, stage.name, work).results():
             defect = external_change(result) or damage(result)
             if not defect:
                 reused[stage.name] = result
-                return Expectation(stage.name, result.run, "")
+                return Expectation(stage.name, result.run, "", ignored=other_settings(result, stage.name, as_json))
             reason = reason or defect
         reason = reason or _unused(stage, work, like) or _difference(stage, work, comparable)
     folder = work_folder(WORK, stage.name, work)

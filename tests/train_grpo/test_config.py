@@ -62,6 +62,7 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way() -> None:
         ({"sampler__servers": {**SERVERS, **ADAPTERS}, "engine__lora": {"rank": 513}}, "rank of at most 512"),
         ({**STALE, "prompts__max_resampling_rounds": 1}, r"max_staleness above 0 needs prompts\.max_resampling_rounds"),
         ({"sampler__servers": SERVERS, "sampler__vllm": {}}, "exclude one another"),
+        ({"tracking__mlflow": {"uri": "file:///tmp/mlruns"}}, "sqlite:////PATH/mlflow.db"),
         ({"sampler__correction__mask": {}}, r"correction\.mask needs vllm, servers or max_staleness above 0"),
         ({"sampler__correction__weight": {"max": None}}, r"weight needs max, such as 2\.0, or mask"),
         ({"limits__max_kl": 1.0, "loss__kl__coefficient": 0.0}, r"limits\.max_kl needs a KL term"),
