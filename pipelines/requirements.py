@@ -71,6 +71,7 @@ def missing_here(params: Params) -> list[str]:
         *inputs.unusable_rewards(params, trained_here=True),
         *inputs.unusable_environment(params, trained_here=True),
         *_missing_trackers(trackings),
+        *_missing_vllm(params),
         *_refused_answers(params),
         *_missing_sandbox(params),
         *unusable_folder(register.registry),
@@ -94,6 +95,16 @@ def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
     for package, stage in stages.items():
         if importlib.util.find_spec(package) is None:
             yield f"{stage}.tracking.{package}: needs the Python package {package}, which is not installed"
+
+
+def _missing_vllm(params: Params) -> Iterator[str]:
+    """Yield a line for each section that needs vLLM, if it is not installed."""
+    sampler = params.train_grpo.sampler
+    engines = {"train_grpo.sampler.vllm": sampler.vllm, "train_grpo.sampler.servers": sampler.servers}
+    for key, engine in {**engines, "evaluate.vllm": params.evaluate.vllm}.items():
+        if engine is not None and importlib.util.find_spec("vllm") is None:
+            remedy = "`make setup` installs it (Linux on x86-64, or a GPU)"
+            yield f"{key}: needs vLLM, which is not installed here; {remedy}, or set {key}: null"
 
 
 def _exceeded_by_data(params: Params) -> Iterator[str]:

@@ -242,15 +242,16 @@ def test_an_environment_that_cannot_be_used_is_reported(
     assert [each for each in lines if "tools" in each] == ([f"{section}.{line}"] if line else [])
 
 
-def test_a_tracker_that_cannot_be_used_is_named(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for both trainings, for a package that is missing or a server that does not answer."""
+def test_a_package_or_server_that_cannot_be_used_is_named(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracker once for both trainings: a package that is missing or a server that does not answer."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("wandb", "vllm") else find(name))
     assert missing_here(_put(values, {"train_grpo.tracking": {"tensorboard": True}})) == []
     package = {"wandb": {"project": "sums"}}
     server = {"mlflow": {"uri": "http://127.0.0.1:9", "experiment": "sums"}}
     both = {"train_sft.tracking": package, "train_grpo.tracking": package | server}
-    lines = missing_here(_put(values, both))
+    lines = missing_here(_put(values, {**both, "train_grpo.sampler.servers": {"num_servers": 1}}))
+    assert [line for line in lines if line.startswith("train_grpo.sampler.servers: needs vLLM, which is not installed")]
     missing = ["train_grpo.tracking.wandb: needs the Python package wandb, which is not installed"]
     assert [line for line in lines if "wandb" in line] == missing
     assert "train_grpo.tracking.mlflow.uri: http://127.0.0.1:9 does not answer (" in "\n".join(lines)
