@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -50,6 +51,8 @@ def missing_here(params: Params) -> list[str]:
         for stage, tracking in trackings.items()
         if tracking.mlflow and tracking.mlflow.uri.startswith("http")
     }
+    if (teacher := params.train_grpo.teacher) and teacher.server:
+        lookups["train_grpo.teacher.server"] = partial(_require_server, teacher.server)
     lookups["register.storage"] = partial(list_storage, register)
     if register.model_registry:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
@@ -84,7 +87,7 @@ def _require_server(url: str) -> None:
         urllib.request.urlopen(url, timeout=_ANSWER_DEADLINE_S).close()
     except urllib.error.HTTPError:
         return
-    except OSError as error:
+    except (OSError, ValueError, HTTPException) as error:  # ValueError, InvalidURL: not an address
         raise PipelineError(f"{url} does not answer ({getattr(error, 'reason', error)})") from None
 
 

@@ -247,14 +247,13 @@ def test_a_package_or_server_that_cannot_be_used_is_named(values: Values, monkey
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("wandb", "vllm") else find(name))
     assert missing_here(_put(values, {"train_grpo.tracking": {"tensorboard": True}})) == []
-    package = {"wandb": {"project": "sums"}}
-    server = {"mlflow": {"uri": "http://127.0.0.1:9", "experiment": "sums"}}
+    package, server = {"wandb": {"project": "sums"}}, {"mlflow": {"uri": "http://127.0.0.1:9", "experiment": "sums"}}
     both = {"train_sft.tracking": package, "train_grpo.tracking": package | server}
-    lines = missing_here(_put(values, {**both, "train_grpo.sampler.servers": {"num_servers": 1}}))
-    assert [line for line in lines if line.startswith("train_grpo.sampler.servers: needs vLLM, which is not installed")]
-    missing = ["train_grpo.tracking.wandb: needs the Python package wandb, which is not installed"]
-    assert [line for line in lines if "wandb" in line] == missing
-    assert "train_grpo.tracking.mlflow.uri: http://127.0.0.1:9 does not answer (" in "\n".join(lines)
+    teacher, servers = {"base": "./none", "server": "http://127.0.0.1:9/v1"}, {"num_servers": 1}
+    others = {"train_grpo.teacher": teacher, "train_grpo.sampler.servers": servers}
+    text = "\n".join(missing_here(_put(values, both | others)))
+    parts = ("tracking.wandb: needs", "servers: needs vLLM", "teacher.server: http", "not installed", "not answer (")
+    assert [text.count(part) for part in parts] == [1, 1, 1, 2, 3]
 
 
 SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns": {"question": "q", "answer": "a"}}
