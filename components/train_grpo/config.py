@@ -25,6 +25,8 @@ KLEstimator = Literal["k3", "k3_corrected"]
 Aggregation = Literal["sequence_mean", "token_mean", "prompt_mean", "constant"]
 ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
+EXPECTED_CLASSIFIER = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
+"""End of errors about `reward.model.base`."""
 _REWARDS_BELOW_0 = ("length", "overlong")
 """Built-in rewards with values that can be negative; custom rewards and environments may have such values, too."""
 

@@ -161,7 +161,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     Path("judge").mkdir()
     for name in ("config.json", "model.safetensors"):
-        Path("judge", name).write_text("{}")
+        Path("judge", name).write_text('{"architectures": ["Qwen2ForCausalLM"]}')
     Path("my_rewards.py").write_text("def brevity(problem, completion, grade):\n    return 0.0\n")
     Path("broken_rewards.py").write_text("raise SystemExit(0)\n")
     Path("test.jsonl").write_text("{}\n")
@@ -171,20 +171,20 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "prepare_data.sources": [GSM8K],
         "train_sft.model.base": "nobody/no-such-model",
         "train_grpo.reward.weights": dict.fromkeys(names, 1.0),
-        "train_grpo.reward.model": {"base": "judge"},
+        **{f"train_grpo.{key}": {"base": "judge"} for key in ("reward.model", "teacher")},
         "register.registry": f"file://{Path.cwd()}/no-registry",
     }
     _put(values, changes)
     write_params(Path("mine.yaml"), values)
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 9 problems to correct before this run can start"
-    rewards = ("model.base", "weights.broken_rewards:any", "weights.my_rewards:bervity")
+    assert first == "error: 10 problems to correct before this run can start"
     assert sorted(line.split(": ")[1] for line in lines) == [
         *("prepare_data.sources.0.test", "prepare_data.sources.0.train", "register.registry", "register.storage"),
-        *("report.gate.target", *(f"train_grpo.reward.{key}" for key in rewards), "train_sft.model.base"),
+        *("report.gate.target", "train_grpo.reward.model.base", "train_grpo.reward.weights.broken_rewards:any"),
+        *("train_grpo.reward.weights.my_rewards:bervity", "train_grpo.teacher.base", "train_sft.model.base"),
     ]
-    assert any("judge/model.safetensors: cannot be read" in line for line in lines)
+    assert all(any(text in line for line in lines) for text in ("judge: is a Qwen2For", "model.safetensors: cannot be"))
     assert not Path("outputs").exists()
 
 
