@@ -51,8 +51,8 @@ def chat(model: str, registry: str, *, question: str | None, temperature: float,
         for line in _lines():
             try:
                 loaded.answer(line)
-            except KeyboardInterrupt:
-                print(" (stopped)")
+            except (KeyboardInterrupt, _TooLongError) as reason:
+                print(f" ({str(reason) or 'stopped'})")
 
 
 def _lines() -> Iterator[str]:
@@ -78,6 +78,10 @@ def _require_text(question: str) -> None:
         question.encode()
     except UnicodeEncodeError:
         raise PipelineError(_NOT_UTF8) from None
+
+
+class _TooLongError(PipelineError):
+    """A question leaves no room for an answer in the context of the model."""
 
 
 class Model:
@@ -121,13 +125,21 @@ class Model:
         self.conversation: list[Message] = []
 
     def answer(self, question: str) -> None:
-        """Print the answer to a question, turn by turn, with the environment's answers in between."""
+        """Print the answer to a question, turn by turn, with the environment's answers in between.
+
+        Raises _TooLongError, and forgets the question, if it leaves no room for an answer.
+        """
         from components.rollout.trajectory import Status, Trajectory
 
         earlier = tuple((message["role"], message["content"]) for message in self.conversation)
         fields = {"id": "chat", "source": "chat", "split": Split.TEST, "subject": "", "level": None, "solution": ""}
         problem = Problem.model_validate({**fields, "question": question, "earlier": earlier, "answer": "unknown"})
-        with closing(Trajectory(self.rollout, problem, self.prompt_ids(question))) as trajectory:
+        prompt_ids, max_tokens = self.prompt_ids(question), self.rollout.max_tokens
+        if len(prompt_ids) >= max_tokens:
+            del self.conversation[len(earlier) :]
+            size = f"with what precedes it, the question has {len(prompt_ids):,} tokens"
+            raise _TooLongError(f"chat: {size}, and the model reads {max_tokens:,} with the answer; ask a shorter one")
+        with closing(Trajectory(self.rollout, problem, prompt_ids)) as trajectory:
             while trajectory.status is not Status.DONE:
                 if trajectory.pending_answer is None:
                     ids = self.generate((*trajectory.prompt_ids, *trajectory.ids), trajectory.tokens_left)

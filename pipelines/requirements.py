@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from rich.filesize import decimal
@@ -50,6 +51,8 @@ def missing_here(params: Params) -> list[str]:
         for stage, tracking in trackings.items()
         if tracking.mlflow and tracking.mlflow.uri.startswith("http")
     }
+    if (teacher := params.train_grpo.teacher) and teacher.server:
+        lookups["train_grpo.teacher.server"] = partial(_require_server, teacher.server)
     lookups["register.storage"] = partial(list_storage, register)
     if register.model_registry:
         lookups["register.model_registry"] = partial(Catalogue, register.model_registry)
@@ -71,6 +74,7 @@ def missing_here(params: Params) -> list[str]:
         *inputs.unusable_rewards(params, trained_here=True),
         *inputs.unusable_environment(params, trained_here=True),
         *_missing_trackers(trackings),
+        *_missing_vllm(params),
         *_refused_answers(params),
         *_missing_sandbox(params),
         *unusable_folder(register.registry),
@@ -83,7 +87,7 @@ def _require_server(url: str) -> None:
         urllib.request.urlopen(url, timeout=_ANSWER_DEADLINE_S).close()
     except urllib.error.HTTPError:
         return
-    except OSError as error:
+    except (OSError, ValueError, HTTPException) as error:  # ValueError, InvalidURL: not an address
         raise PipelineError(f"{url} does not answer ({getattr(error, 'reason', error)})") from None
 
 
@@ -94,6 +98,16 @@ def _missing_trackers(trackings: Mapping[str, TrackingConfig]) -> Iterator[str]:
     for package, stage in stages.items():
         if importlib.util.find_spec(package) is None:
             yield f"{stage}.tracking.{package}: needs the Python package {package}, which is not installed"
+
+
+def _missing_vllm(params: Params) -> Iterator[str]:
+    """Yield a line for each section that needs vLLM, if it is not installed."""
+    sampler = params.train_grpo.sampler
+    engines = {"train_grpo.sampler.vllm": sampler.vllm, "train_grpo.sampler.servers": sampler.servers}
+    for key, engine in {**engines, "evaluate.vllm": params.evaluate.vllm}.items():
+        if engine is not None and importlib.util.find_spec("vllm") is None:
+            remedy = "`make setup` installs it (Linux on x86-64, or a GPU)"
+            yield f"{key}: needs vLLM, which is not installed here; {remedy}, or set {key}: null"
 
 
 def _exceeded_by_data(params: Params) -> Iterator[str]:

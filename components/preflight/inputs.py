@@ -19,15 +19,17 @@ from components.shared.config import HOLDS_SECRET, keys_with_secrets, named
 from components.shared.custom_code import is_custom
 from components.shared.deployment import OPTIONAL_SECRET_KEYS, SECRET_KEYS, DeploymentConfig, SecretsConfig
 from components.shared.errors import PipelineError
-from components.shared.model import ChatConfig, context_tokens, require_weights
+from components.shared.model import ChatConfig, context_tokens, model_config, require_weights
 from components.shared.problem import Split
 from components.shared.tool_use import wrong_tools
+from components.train_grpo.config import EXPECTED_CLASSIFIER
 from components.train_grpo.custom_rewards import reward_errors
 from components.train_sft.config import TrainSFTConfig
 
 Check = Callable[[], Any]
 
 BASE_MODEL = "train_sft.model.base"
+_WITHOUT_SCORE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of architectures' names
 _NUM_TRIALS = 3  # problems for which an environment is tried: it may reject some, such as those with words as answers
 _FIXED_TAG = re.compile(r"@sha256:[0-9a-f]{64}$|:(?!latest$)[\w.-]+$")
 
@@ -40,10 +42,18 @@ def base_models(params: Params) -> dict[str, tuple[str, Check]]:
     base, reward_model = params.train_sft.model.base, params.train_grpo.reward.model
     models: dict[str, tuple[str, Check]] = {BASE_MODEL: (base, partial(_context, params.train_sft))}
     if reward_model and reward_model.base != "reference":
-        models["train_grpo.reward.model.base"] = (reward_model.base, partial(require_weights, reward_model.base))
+        models["train_grpo.reward.model.base"] = (reward_model.base, partial(_require_classifier, reward_model.base))
     if teacher := params.train_grpo.teacher:
         models["train_grpo.teacher.base"] = (teacher.base, partial(require_weights, teacher.base))
     return models
+
+
+def _require_classifier(base: str) -> None:
+    """Raise PipelineError unless a model has its files, and is not of a kind that has no score."""
+    for kind in model_config(base).get("architectures") or ():
+        if kind.endswith(_WITHOUT_SCORE):
+            raise PipelineError(f"{base}: is a {kind}; {EXPECTED_CLASSIFIER}")
+    require_weights(base)
 
 
 def _context(config: TrainSFTConfig) -> int | None:

@@ -25,6 +25,8 @@ KLEstimator = Literal["k3", "k3_corrected"]
 Aggregation = Literal["sequence_mean", "token_mean", "prompt_mean", "constant"]
 ReferencePlacement = Literal["replicated", "sharded", "offloaded", "adapters"]
 
+EXPECTED_CLASSIFIER = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
+"""End of errors about `reward.model.base`."""
 _REWARDS_BELOW_0 = ("length", "overlong")
 """Built-in rewards with values that can be negative; custom rewards and environments may have such values, too."""
 
@@ -513,6 +515,9 @@ class TrainGRPOConfig(Config):
         _require(allowed, "sampler.max_staleness above 0 needs prompts.max_resampling_rounds: 0 and reward.model: null")
         can_score = self.teacher is None or self.teacher.server is None or self.sampling.temperature == 1
         _require(can_score, "teacher.server needs sampling.temperature: 1, at which a server scores prompts")
+        weights = [self.reward.weights, *self.reward.by_source.values()]
+        can_learn = self.teacher is not None or any(any(each.values()) for each in weights)
+        _require(can_learn, "reward.weights: all are 0, so that nothing would be learned; raise one, or set teacher")
         is_measured = self.limits.max_kl is None or self.loss.kl.coefficient > 0
         _require(is_measured, "limits.max_kl needs a KL term: set loss.kl.coefficient above 0, or the limit to null")
         return self

@@ -33,7 +33,7 @@ from components.policy.packing import TokenSequence
 from components.policy.training import TrainingCheckpoint, explain_memory_for_update
 from components.shared.errors import PipelineError, is_failed_allocation
 from components.shared.progress import say
-from components.train_grpo.config import RewardModelConfig, TrainGRPOConfig
+from components.train_grpo.config import EXPECTED_CLASSIFIER, RewardModelConfig, TrainGRPOConfig
 from components.train_grpo.reward_examples import (
     LabeledExample,
     PackedExample,
@@ -50,7 +50,6 @@ _EXAMPLES_PER_STEP = 64
 """Largest number of examples in an optimizer step: enough for a steady gradient, few enough for several steps."""
 _EXAMPLES_READ = 1024
 """Number of examples that are unpacked and scored at once."""
-_EXPECTED_BASE = "expected the folder or hub id of a sequence classifier, or `reference` to make one"
 _WEIGHTS, _EXAMPLES = "reward_model", "reward_examples"
 """Names of the tensors in a checkpoint."""
 
@@ -335,9 +334,9 @@ def _load(base: str, reference: Checkpoint, dtype: torch.dtype) -> PreTrainedMod
         if is_failed_allocation(error):
             raise
         reason = str(error).strip().split("\n", 1)[0]
-        raise _error(base, f"cannot be loaded ({reason}); {_EXPECTED_BASE}") from None
+        raise _error(base, f"cannot be loaded ({reason}); {EXPECTED_CLASSIFIER}") from None
     if missing := sorted(loading["missing_keys"], reverse=True):
-        raise _error(base, f"lacks {len(missing)} of its weights, such as {missing[0]}; {_EXPECTED_BASE}")
+        raise _error(base, f"lacks {len(missing)} of its weights, such as {missing[0]}; {EXPECTED_CLASSIFIER}")
     if classifier.config.num_labels != 1:
         raise _error(base, f"has {classifier.config.num_labels} labels, 1 is expected")
     if not isinstance(getattr(classifier, "score", None), nn.Linear):

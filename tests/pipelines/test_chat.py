@@ -13,6 +13,7 @@ from components.environments.environment import Observation
 from components.environments.pool import Answer, Environments
 from components.policy.checkpoint import load_without_weights
 from components.rollout.sampler import StopTexts
+from components.shared.errors import PipelineError
 from components.shared.problem import Problem
 from components.shared.tools import ToolsConfig
 from pipelines.chat import Model, chat
@@ -109,11 +110,13 @@ def test_a_conversation_remembers_calls_and_their_answers(ask: Callable[..., Mod
 def test_only_a_terminal_gets_the_question(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipe gets the answer alone."""
+    """A pipe gets the answer alone; a question without room for an answer is an error."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     folder = str(chat_model.write(tmp_path / "model", None))
     chat(folder, "registry", question="37*48?", temperature=0.0, max_new_tokens=4)
     assert ("> 37*48?\n" in capsys.readouterr().out) is is_terminal
+    with pytest.raises(PipelineError, match=r"the question has [\d,]+ tokens, and the model reads 512 with"):
+        chat(folder, "registry", question=900 * "37*48?", temperature=0.0, max_new_tokens=4)
 
 
 def test_generation_stops_where_a_turn_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,7 +161,7 @@ def test_everything_that_a_run_lacks_is_named_at_once(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     Path("judge").mkdir()
     for name in ("config.json", "model.safetensors"):
-        Path("judge", name).write_text("{}")
+        Path("judge", name).write_text('{"architectures": ["Qwen2ForCausalLM"]}')
     Path("my_rewards.py").write_text("def brevity(problem, completion, grade):\n    return 0.0\n")
     Path("broken_rewards.py").write_text("raise SystemExit(0)\n")
     Path("test.jsonl").write_text("{}\n")
@@ -171,20 +171,20 @@ def test_everything_that_a_run_lacks_is_named_at_once(
         "prepare_data.sources": [GSM8K],
         "train_sft.model.base": "nobody/no-such-model",
         "train_grpo.reward.weights": dict.fromkeys(names, 1.0),
-        "train_grpo.reward.model": {"base": "judge"},
+        **{f"train_grpo.{key}": {"base": "judge"} for key in ("reward.model", "teacher")},
         "register.registry": f"file://{Path.cwd()}/no-registry",
     }
     _put(values, changes)
     write_params(Path("mine.yaml"), values)
     assert main(["run", "--params", "mine.yaml"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "error: 9 problems to correct before this run can start"
-    rewards = ("model.base", "weights.broken_rewards:any", "weights.my_rewards:bervity")
+    assert first == "error: 10 problems to correct before this run can start"
     assert sorted(line.split(": ")[1] for line in lines) == [
         *("prepare_data.sources.0.test", "prepare_data.sources.0.train", "register.registry", "register.storage"),
-        *("report.gate.target", *(f"train_grpo.reward.{key}" for key in rewards), "train_sft.model.base"),
+        *("report.gate.target", "train_grpo.reward.model.base", "train_grpo.reward.weights.broken_rewards:any"),
+        *("train_grpo.reward.weights.my_rewards:bervity", "train_grpo.teacher.base", "train_sft.model.base"),
     ]
-    assert any("judge/model.safetensors: cannot be read" in line for line in lines)
+    assert all(any(text in line for line in lines) for text in ("judge: is a Qwen2For", "model.safetensors: cannot be"))
     assert not Path("outputs").exists()
 
 
@@ -242,18 +242,18 @@ def test_an_environment_that_cannot_be_used_is_reported(
     assert [each for each in lines if "tools" in each] == ([f"{section}.{line}"] if line else [])
 
 
-def test_a_tracker_that_cannot_be_used_is_named(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for both trainings, for a package that is missing or a server that does not answer."""
+def test_a_package_or_server_that_cannot_be_used_is_named(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tracker once for both trainings: a package that is missing or a server that does not answer."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("wandb", "vllm") else find(name))
     assert missing_here(_put(values, {"train_grpo.tracking": {"tensorboard": True}})) == []
-    package = {"wandb": {"project": "sums"}}
-    server = {"mlflow": {"uri": "http://127.0.0.1:9", "experiment": "sums"}}
+    package, server = {"wandb": {"project": "sums"}}, {"mlflow": {"uri": "http://127.0.0.1:9", "experiment": "sums"}}
     both = {"train_sft.tracking": package, "train_grpo.tracking": package | server}
-    lines = missing_here(_put(values, both))
-    missing = ["train_grpo.tracking.wandb: needs the Python package wandb, which is not installed"]
-    assert [line for line in lines if "wandb" in line] == missing
-    assert "train_grpo.tracking.mlflow.uri: http://127.0.0.1:9 does not answer (" in "\n".join(lines)
+    teacher, servers = {"base": "./none", "server": "http://127.0.0.1:9/v1"}, {"num_servers": 1}
+    others = {"train_grpo.teacher": teacher, "train_grpo.sampler.servers": servers}
+    text = "\n".join(missing_here(_put(values, both | others)))
+    parts = ("tracking.wandb: needs", "servers: needs vLLM", "teacher.server: http", "not installed", "not answer (")
+    assert [text.count(part) for part in parts] == [1, 1, 1, 2, 3]
 
 
 SUMS = {"kind": "dataset", "train": "sums.csv", "test_fraction": 0.2, "columns": {"question": "q", "answer": "a"}}

@@ -44,6 +44,7 @@ def test_a_limit_that_only_stops_a_run_may_be_raised_on_the_way() -> None:
         ({"reward__model": {"initial_rollouts": 0}}, "needs initial_rollouts to learn from"),
         ({"reward__supervision": "process"}, r"process needs weights\.reward_model, or a custom reward"),
         ({"prompts__source_weights": {"sums": 0}}, "one of source_weights must be above 0"),
+        ({"reward__weights": {"accuracy": 0.0, "length": 0.0}}, r"reward\.weights: all are 0"),
         ({"warmup_steps": 3}, "warmup_steps must be smaller than num_steps"),
         ({"profile_steps": [1, 4]}, "profile_steps has steps above num_steps"),
         ({**STALE, "sampler__max_staleness": 3}, "max_staleness must be smaller than num_steps"),
