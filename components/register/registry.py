@@ -317,6 +317,7 @@ def is_new_folder(folder: Path, workspace: Workspace) -> bool:
         to_write = folder if folder.exists() else folder.parent
     elif (folder / ".git").is_dir():
         to_write = folder / ".git" / "objects"
+        workspace.git("-C", str(folder), "rev-parse", "--git-dir")  # an error if another user owns the folder
         if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
             origin = workspace.try_git("-C", str(folder), "config", "--get", "remote.origin.url")
             raise PipelineError(
@@ -326,6 +327,7 @@ def is_new_folder(folder: Path, workspace: Workspace) -> bool:
     # A bare repository. Git is not asked: it would answer for a repository around the folder.
     elif (folder / "HEAD").is_file() and (folder / "objects").is_dir():
         to_write = folder / "objects"
+        workspace.git("-C", str(folder), "rev-parse", "--git-dir")
     else:
         raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
     if not os.access(to_write, os.W_OK):
