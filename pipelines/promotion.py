@@ -53,7 +53,7 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
         count = next_count(snapshot, candidate.name, alias)
         current = snapshot.aliases().get(f"{candidate.name}@{alias}")
         if current == candidate.tag:
-            print(f"{version} already has the alias {alias}")
+            print(f"{candidate.tag} already has the alias {alias}: nothing was checked, and the reason is not recorded")
             _update_catalogue(snapshot, candidate)
             return
         if evaluation and not (current and alias == CHAMPION):
