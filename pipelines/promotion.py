@@ -45,7 +45,7 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
 
     Only the alias `champion` requires more than undamaged files. `evaluation` has an evaluation of the champion on the
     version's problems, by default its own. PipelineError if the version is damaged or, without `force`, fails a check,
-    or if the alias is invalid or was given to another version in the meantime.
+    or if `evaluation` cannot be used, or the alias is invalid or was given to another version in the meantime.
     """
     check_alias(alias)
     with read_registry(registry) as snapshot:
@@ -53,9 +53,12 @@ def promote(version: str, registry: str, *, alias: str, reason: str, force: bool
         count = next_count(snapshot, candidate.name, alias)
         current = snapshot.aliases().get(f"{candidate.name}@{alias}")
         if current == candidate.tag:
-            print(f"{version} already has the alias {alias}")
+            print(f"{candidate.tag} already has the alias {alias}: nothing was checked, and the reason is not recorded")
             _update_catalogue(snapshot, candidate)
             return
+        if evaluation and not (current and alias == CHAMPION):
+            none = f"{candidate.name} has no champion" if alias == CHAMPION else f"{alias} needs no comparison"
+            raise PipelineError(f"--champion-evaluation {evaluation}: {none}; leave out the option")
         record = {"Verified": _verify(snapshot, candidate)}
         failures = []
         checks = _checks(snapshot, candidate, current, evaluation) if alias == CHAMPION else ()
@@ -156,7 +159,8 @@ def _compare_with_champion(
 ) -> tuple[bool, str]:
     """Return whether a version passes the comparison with the champion, and why.
 
-    The verdict of its run decides if it has this comparison, otherwise the answers of both.
+    The verdict of its run decides if it has this comparison, otherwise the answers of both. PipelineError if
+    `evaluation` cannot be compared with.
     """
     tag, in_verdict = champion.version.tag, facts.verdict.get("champion")
     if in_verdict and in_verdict["tag"] == tag and in_verdict["comparable"] and not evaluation:
@@ -172,7 +176,10 @@ def _compare_with_champion(
     except PipelineError as error:
         commands = how_to_compare(champion, facts, snapshot.location)
         option = f"--champion-evaluation FOLDER/{facts.protocol}"
-        return False, f"{error}; run `{commands}`, then promote with {option}"
+        line = f"{error}; run `{commands}`, then promote with {option}"
+        if evaluation:  # a wrong option is no failed check, which --force would ignore
+            raise PipelineError(f"{facts.version.tag} is not promoted: {line}") from None
+        return False, line
     gate = validate(GateConfig, facts.verdict["gate"], name=f"{facts.version.tag}: verdict.json: gate")
     decision = compare_with_champion(ChampionOutcomes(tag, counts), gate)
     return decision["passed"], decision["reason"]

@@ -210,7 +210,8 @@ def _checks(form: Form, deployment: DeploymentConfig, params: Params | None) -> 
         }
         datasets = hub_datasets(params.prepare_data)
         checks |= {in_the_form(key): check for key, check in (models | datasets).items()}
-        checks["storage"] = partial(_form_lines, register_checks.list_storage, params.register)
+        listing = partial(register_checks.list_storage, has_folders=False)  # the volume is not mounted
+        checks["storage"] = partial(_form_lines, listing, params.register)
         checks["rewards"] = partial(_form_lines, inputs.unusable_rewards, params)
         checks["environment"] = partial(_form_lines, inputs.unusable_environment, params)
         checks["tools"] = partial(_form_lines, inputs.unusable_tools, params)

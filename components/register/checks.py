@@ -14,9 +14,9 @@ from pydantic import ValidationError
 
 from components.register.catalogue import Catalogue, incomplete_steps
 from components.register.config import RegisterConfig
-from components.register.registry import is_new_folder
+from components.register.registry import ASK_OWNER, is_new_folder
 from components.register.snapshot import read_registry
-from components.register.storage import CONFIG, check_storage, new_config, wrong_storage
+from components.register.storage import CONFIG, check_storage, new_config, storage_url, wrong_storage
 from components.shared import lineage
 from components.shared.config import Config, without_operational
 from components.shared.errors import PipelineError
@@ -49,7 +49,7 @@ def unwritable(location: str) -> str:
     if not existing.is_dir():
         return f"{location} is not a folder"
     if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{location}: {existing} cannot be written to by this user"
+        return f"{location}: {existing} cannot be written to by this user; {ASK_OWNER}"
     if existing != path:
         try:
             # Some folders, such as /proc, seem to be writable, and only an attempt shows that they are not.
@@ -76,12 +76,12 @@ def unusable_storage(remote: str, mount: str) -> Iterator[str]:
         yield from _not_shared("register.storage", remote, mount)
 
 
-def list_storage(config: RegisterConfig) -> list[str]:
-    """Return a line if the registry has another storage; PipelineError unless the storage can be listed.
+def list_storage(config: RegisterConfig, *, has_folders: bool = True) -> list[str]:
+    """Return a line if the registry has another storage or cannot write to it; PipelineError unless it can be listed.
 
-    It is listed at the S3 server that registry or config name.
+    It is listed at the S3 server that registry or config name. A folder is checked if this machine `has_folders`.
     """
-    registry_config = None
+    registry_config, url = None, config.storage or f"{config.registry}-storage"
     # A registry that does not answer, or a folder with something else, is reported by the check of the registry itself.
     with suppress(PipelineError), read_registry(config.registry) as snapshot:
         if is_url(snapshot.origin) or not is_new_folder(Path(snapshot.origin), snapshot.repository):
@@ -90,6 +90,9 @@ def list_storage(config: RegisterConfig) -> list[str]:
         location, origin = snapshot.location, snapshot.origin
         if lines := [*wrong_storage(registry_config, location, origin, config.storage, config.storage_endpoint)]:
             return lines
+        url = storage_url(registry_config, location, origin)
+    if has_folders and not is_url(url) and (reason := unwritable(url)):
+        return [f"register.storage: {reason}"]
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
         check_storage(registry_config or new_config(str(config.storage), config.storage_endpoint))

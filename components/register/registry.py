@@ -45,6 +45,7 @@ _REF_LOCKED = re.compile("cannot lock ref|failed to update ref|incorrect old val
 """Git's message when two pushes collide on the server, and also when a lock there is stale."""
 _REFUSED = "[remote rejected]"
 """Part of git's line on a ref that the server has declined."""
+ASK_OWNER = "ask its owner for write permission"
 _PUSH_PAUSES_S = (0.2, 1.0, 5.0)
 """Pauses between pushes that collide with a lock on the server; after them the push fails."""
 _README = """# Model registry
@@ -230,7 +231,7 @@ class Registry(Snapshot):
             raise PipelineError(f"{folder}: the storage is missing or empty; restore or mount it")
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
-            raise PipelineError(f"{folder}: not writable; choose another folder for register.storage")
+            raise PipelineError(f"{folder}: cannot be written to by this user; {ASK_OWNER}")
 
     @property
     def _branch(self) -> str:
@@ -317,6 +318,7 @@ def is_new_folder(folder: Path, workspace: Workspace) -> bool:
         to_write = folder if folder.exists() else folder.parent
     elif (folder / ".git").is_dir():
         to_write = folder / ".git" / "objects"
+        workspace.git("-C", str(folder), "rev-parse", "--git-dir")  # an error if another user owns the folder
         if workspace.try_git("-C", str(folder), "config", "--get", _VIEW) is None:
             origin = workspace.try_git("-C", str(folder), "config", "--get", "remote.origin.url")
             raise PipelineError(
@@ -326,10 +328,11 @@ def is_new_folder(folder: Path, workspace: Workspace) -> bool:
     # A bare repository. Git is not asked: it would answer for a repository around the folder.
     elif (folder / "HEAD").is_file() and (folder / "objects").is_dir():
         to_write = folder / "objects"
+        workspace.git("-C", str(folder), "rev-parse", "--git-dir")
     else:
         raise PipelineError(f"{folder}: contains something other than a registry; choose a new or empty folder")
     if not os.access(to_write, os.W_OK):
-        raise PipelineError(f"{folder}: not writable; choose another folder for register.registry")
+        raise PipelineError(f"{folder}: cannot be written to by this user; {ASK_OWNER}")
     return is_new
 
 

@@ -39,6 +39,8 @@ _DENIED = 77
 _UNREADABLE = "Could not read from remote repository."
 _REFUSED = "! ["
 """Beginning of git's line about a rejected ref."""
+_TRUST = "git config --global --add safe.directory "
+"""Beginning of git's line that lets it read a repository of another user."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ def _reason(output: str) -> str:
     if errors[:1] == [_UNREADABLE]:  # ssh's line before it has the reason
         errors = lines[: lines.index(f"fatal: {_UNREADABLE}")][-1:] or errors
     about_objects = [line for line in errors if _OBJECT.search(line)]
-    return [*about_objects, *errors, *lines[-1:], "failed without any output"][0]
+    trust = [f"; if you trust its owner, run: {line}" for line in lines if line.startswith(_TRUST)][:1]
+    return "".join([*about_objects, *errors, *lines[-1:], "failed without any output"][:1] + trust)
 
 
 def is_url(location: str) -> bool:

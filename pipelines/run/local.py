@@ -165,7 +165,7 @@ def _run(folder: Path, params: Params, screen: Screen, fresh_from: str) -> int:
     if "report" in run.stages and run.stages["report"].finished is not None:
         _write_summary(run, exit_code)
         _make_latest(folder)
-        _show_summary(folder, screen)
+        _show_summary(run, screen)
     else:
         screen.show(_end_of(folder, params, fails_again=exit_code == PipelineError.exit_code))
     with suppress(PipelineError, OSError):  # a failed index does not fail the run
@@ -311,9 +311,9 @@ def _repeating_command(folder: Path, revision: Revision | None, version: Mapping
     return "\n".join([*lines, f".venv/bin/grpo-pipeline run --params {folder / history.PARAMS}"])
 
 
-def _show_summary(folder: Path, screen: Screen) -> None:
+def _show_summary(run: Run, screen: Screen) -> None:
     """Show the accuracies, the verdict and the version of a run from its summary.json."""
-    figures = jsonl.read_json(folder / history.FIGURES)
+    figures = jsonl.read_json(run.folder / history.FIGURES)
     verdict, version, lengths = figures["verdict"], figures["version"], figures["mean_length_tokens"]
     rows: dict[str, list[str]] = {"on held-out problems": list(formatting.MODELS.values())}
     for source in (part["source"] for part in verdict["sources"]):
@@ -339,5 +339,8 @@ def _show_summary(folder: Path, screen: Screen) -> None:
         screen.show(f"champion    {verdict['champion']['reason'].removeprefix('champion ')}")
     if verdict["looks"]:
         screen.show(f"test set    {formatting.test_set_use(verdict['looks'])}")
-    screen.show(f"registered  {version['tag']} in {version['registry']}" if version else "registered  nothing")
-    screen.show(f"report      {folder / history.PAGE}")
+    registered = f"{version['tag']} in {version['registry']}" if version else "nothing"
+    if version and not (run.stages["register"].finished or {})["metrics"]["registered"]:
+        registered = f"nothing new: the same weights are already registered as {registered}"
+    screen.show(f"registered  {registered}")
+    screen.show(f"report      {run.folder / history.PAGE}")

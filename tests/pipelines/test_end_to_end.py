@@ -90,7 +90,7 @@ def test_a_second_run_takes_what_is_unchanged(smoke_run: FinishedRun, tmp_path: 
         for name, folder in again.outputs[stage].items():
             for path in filter(Path.is_file, folder.rglob("*")):
                 assert path.samefile(before / "artifacts" / stage / name / path.relative_to(folder))
-    assert "grpo-policy-smoke@v0.0.1 is already registered" in again.printed
+    assert "registered  nothing new: the same weights are already registered as grpo-policy-smoke@" in again.printed
     figures = json.loads((again.folder / "summary.json").read_text())
     assert (list(figures["seconds"]), list(figures["reused_from"])) == (["report", "register"], BEFORE)
 

@@ -182,6 +182,7 @@ def test_missing_or_different_storage_is_an_error(registered: Registered, passed
     """Registering uses the registry's own storage, which has to exist; another is also named before a run."""
     config, policy, _ = registered
     assert list_storage(config) == []
+    assert "/proc/weights: cannot be made" in str(list_storage(make_config(tmp_path / "new", storage="/proc/weights")))
     moved = config.model_copy(update={"storage": str(tmp_path / "another")})
     with pytest.raises(PipelineError, match=r"register\.storage: .* stored in .*-storage, not") as refused:
         run_register(moved, policy, passed, tmp_path / "none")

@@ -17,6 +17,7 @@ from tests.presets import preset
     ("printed", "kind"),
     [
         ("fatal: unable to access 'https://git.example/': The requested URL returned error: 503", RetryableError),
+        ("fatal: detected dubious ownership\n\tgit config --global --add safe.directory /r", PipelineError),
         ("fatal: unable to access 'https://gti.example/': Could not resolve host: gti.example", RetryableError),
         ("fatal: the remote end hung up unexpectedly", RetryableError),
         ("ssh: Could not resolve hostname host\r\nfatal: Could not read from remote repository.", RetryableError),
@@ -32,7 +33,8 @@ def test_absence_differs_from_refusal(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(PipelineError) as raised:
         Workspace(tmp_path, tmp_path).git("push")
-    assert (type(raised.value), str(raised.value)) == (kind, f"git: {printed.splitlines()[0].removeprefix('fatal: ')}")
+    reason = printed.partition("\r")[0].removeprefix("fatal: ").replace("\n\t", "; if you trust its owner, run: ")
+    assert (type(raised.value), str(raised.value)) == (kind, f"git: {reason}")
 
 
 def test_changes_since_a_version_are_named() -> None:
