@@ -619,7 +619,9 @@ def _main_clause(sentence: str) -> str:
     """The sentence up to a clause behind its value, and with spaces instead of remarks in brackets."""
     if len(sentence) > _MAX_BARE_CHARACTERS:  # the searches may take quadratic time
         return sentence
-    plain = _REMARK_IN_BRACKETS.sub(lambda match: " " * len(match[0]), sentence)
+    plain = sentence
+    for remark in _REMARK_IN_BRACKETS.finditer(_without_formulas(sentence)):
+        plain = f"{plain[: remark.start()]}{' ' * len(remark[0])}{plain[remark.end() :]}"
     sentence = plain if re.search(r"\d", plain) else sentence
     if behind := _CLAUSE_BEHIND_VALUE.search(sentence):
         sentence = sentence[: behind.end("value")]

@@ -81,7 +81,7 @@ def list_storage(config: RegisterConfig, *, has_folders: bool = True) -> list[st
 
     It is listed at the S3 server that registry or config name. A folder is checked if this machine `has_folders`.
     """
-    registry_config, url = None, config.storage or f"{config.registry}-storage"
+    registry_config, url = None, config.storage
     # A registry that does not answer, or a folder with something else, is reported by the check of the registry itself.
     with suppress(PipelineError), read_registry(config.registry) as snapshot:
         if is_url(snapshot.origin) or not is_new_folder(Path(snapshot.origin), snapshot.repository):
@@ -91,7 +91,8 @@ def list_storage(config: RegisterConfig, *, has_folders: bool = True) -> list[st
         if lines := [*wrong_storage(registry_config, location, origin, config.storage, config.storage_endpoint)]:
             return lines
         url = storage_url(registry_config, location, origin)
-    if has_folders and not is_url(url) and (reason := unwritable(url)):
+    # The default, a folder beside a new registry, can be made if the registry can.
+    if has_folders and url and not is_url(url) and (reason := unwritable(url)):
         return [f"register.storage: {reason}"]
     scheme = (config.storage or "").partition("://")[0]
     if scheme in _LISTED and importlib.util.find_spec(_PACKAGES[scheme]):
