@@ -316,9 +316,8 @@ _VERB = re.compile(  # or words that introduce a result
     r"|passes|simplifies to|reduces to|comes to|totals)\b",
     re.IGNORECASE,
 )
-_RESULT_WITH_WORDS = re.compile(
-    r"[\d\s.$+\-\u2212*/\u00d7\u00f7()]+=\s*[^\s=,]+(?: [a-z]+){2,5}"
-)  # as in "30 / 5 = 6 apples in each box"
+# As in "30 / 5 = 6 apples in each box".
+_RESULT_WITH_WORDS = re.compile(r"[\d\s.$+\-\u2212*/\u00d7\u00f7()]+=\s*[^\s=,]+(?: [a-z]+){2,5}")
 _SENTENCE_END = re.compile(r"(?:[.!?]['\")*\]]*(?=\s)(?!\s*=)|\u3002(?=.)|\n)")
 _CONCLUDES = re.compile(
     r"(?:therefore|thus|hence|so|consequently|in conclusion|in total|altogether|finally|final answer|"
@@ -403,10 +402,11 @@ _ASIDE_SENTENCE = re.compile(
     r"\([^()]*\)\W*|Of (?:these|them|those)\b(?!.*(?:=|, so\b|leaving)).*"
     r"|(?:That|This) is (?:about|approximately|roughly) \S*\d\.\d.*"
 )
-_REMARK = re.compile(  # in the last line of a text, unless it concludes something
+_PICTURE = r"[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]"
+_REMARK = re.compile(  # in the last line of a text, unless it concludes something; or pictures at the end
     r"(?:(?<=[.!?)$*]\s)|(?<=\n))\W{0,5}(?:(?:verification|check(?:ing)?|(?:to|we can) (?:check|verify))\b[*:,]"
-    r"(?:(?!\b(?:so|therefore|thus|hence|actually|answer|solution)\b)[^\n])*|note(?: that\b|\W?:)"
-    r"(?:[^\n.!?]|\.\d)*\W*)\Z|(?<![\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])[\s\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]++\Z",
+    r"(?:(?!\b(?:so|therefore|thus|hence|actually|answer|solution)\b)[^\n])*"
+    rf"|note(?: that\b|\W?:)(?:[^\n.!?]|\.\d)*\W*)\Z|(?<!{_PICTURE}){_PICTURE}++\Z",
     re.IGNORECASE,
 )
 _MAX_CHARACTERS = 4000
@@ -569,11 +569,7 @@ def _concluded(text: str, *, last_sentence: bool) -> str | None:
     if last_sentence and _NO_SOLUTION.fullmatch(last):
         return "no solution"
     value = _last_value(last) or (_words(last) if last_sentence else None)
-    if (
-        value is None
-        or _UNFINISHED_BEHIND.match(last, value.end)
-        or _UNFINISHED_BEFORE.search(last[: value.start][-10:])
-    ):
+    if value is None:
         return None
     is_line = len(sentences) > 1 and text[: -len(last)].endswith("\n")
     begins = last[: value.start].rstrip().endswith(("=", ":")) or (is_line and not value.start)
@@ -607,6 +603,8 @@ def _last_value(sentence: str) -> Span | None:
     after = [value for value in values if verbs and value.end > verbs[-1]]
     stated = [value for value in after or values if not _GIVEN.search(words, max(0, value.start - 10), value.start)]
     value = min(stated) if after and stated else max(stated or values)
+    if _UNFINISHED_BEHIND.match(sentence, value.end) or _UNFINISHED_BEFORE.search(sentence[: value.start][-10:]):
+        return None
     for other in values:  # "so $2x = 4$ and $x = 2$"
         if "=" in value.content and "=" in other.content and _IN_LIST.fullmatch(sentence, value.end, other.start):
             value = other
